@@ -237,7 +237,7 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
         model_config = with_room(read_config(directory), directory, *tokens) if directory else None
         if model_config is not None:
             described = of_language_model(model_config)
-            _set_lengths(draft, described, config.grpo.max_completion_length if config.reward else 0)
+            _set_lengths(draft, described, config.sampling.max_completion_length if config.reward else 0)
             family = str(described.get("model_type", ""))
             if directory and config.engine == "torch" and not (family_of(family) or is_encoder_decoder(model_config)):
                 _set_targets(draft, directory)

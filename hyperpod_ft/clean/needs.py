@@ -34,8 +34,9 @@ def _paths(run: Run) -> Iterator[Path]:
         if run.paths.own_tasks:
             yield run.paths.own_tasks
     # another run's model, or an interpreter that was made elsewhere on this volume
-    adapter = [config.model.adapter.source] if config.model.adapter else []
-    for given in (config.model.source, *adapter, *(part.dataset.source for part in config.dataset.parts), *pythons):
+    others = [config.model.adapter.source] if config.model.adapter else []
+    others += [config.teacher.source] if config.teacher else []
+    for given in (config.model.source, *others, *(part.dataset.source for part in config.dataset.parts), *pythons):
         if given and given.startswith("/"):
             yield Path(given)
             # an interpreter is written as the user calls it, the root without links

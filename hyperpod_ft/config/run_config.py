@@ -16,9 +16,9 @@ from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.config.sections.inputs import Model
 from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
-from hyperpod_ft.config.sections.rewards import Grpo, Reward
+from hyperpod_ft.config.sections.rewards import Reward, Sampling
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker
-from hyperpod_ft.config.sections.training import Dpo, Lora, Training
+from hyperpod_ft.config.sections.training import Dpo, Lora, Teacher, Training
 from hyperpod_ft.errors import UserError
 
 EngineName = Literal["auto", "torch", "neuron", "trl"]
@@ -55,8 +55,9 @@ class RunConfig(Section):
     dataset: Data
     lora: Lora = Field(default_factory=Lora)
     dpo: Dpo = Field(default_factory=Dpo)
-    grpo: Grpo = Field(default_factory=Grpo)
+    sampling: Sampling = Field(default_factory=Sampling)
     reward: tuple[Reward, ...] = ()
+    teacher: Teacher | None = None
     training: Training = Field(default_factory=Training)
     parallelism: Parallelism = Field(default_factory=Parallelism)
     neuron: Neuron = Field(default_factory=Neuron)
@@ -95,16 +96,21 @@ class RunConfig(Section):
         return CATALOGUE[self.cluster.instance_type]
 
     def rows_per_step(self, data_parallel: int) -> int:
-        """Training rows per optimizer step, over all data-parallel ranks; with grpo, each is answered several times."""
+        """Training rows per optimizer step, over all data-parallel ranks; prompts are answered several times."""
         forward = self.training.micro_batch_size * self.training.gradient_accumulation_steps * data_parallel
-        return forward // self.grpo.generations if self.training.objective == "grpo" else forward
+        return forward // self.answers_per_prompt
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """How often a row is sampled; 1 without prompts."""
+        return self.sampling.generations if self.training.has_rewards else 1
 
     @property
     def row_tokens(self) -> int:
         """Positions of a training row, with padding; of a prompt, with all its answers."""
-        if self.training.objective != "grpo":
+        if not self.training.samples_answers:
             return self.dataset.row_tokens
-        return self.grpo.generations * (self.dataset.max_length + self.grpo.max_completion_length)
+        return self.answers_per_prompt * (self.dataset.max_length + self.sampling.max_completion_length)
 
     @property
     def has_other_interpreters(self) -> bool:
@@ -120,8 +126,8 @@ class RunConfig(Section):
         return flattened(self.model_dump(mode="json", exclude_defaults=True))
 
 
-# the formats that an objective needs, and that no other has
-_FORMATS = {"dpo": "preference", "grpo": "prompt"}
+# formats that some objectives need, and no other has
+_OBJECTIVES = {"preference": ("dpo",), "prompt": ("grpo", "rloo", "distillation")}
 
 
 def _check_training(config: RunConfig) -> None:
@@ -157,37 +163,55 @@ def _check_training(config: RunConfig) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    """Preferences and DPO need each other, and so do prompts, rewards and GRPO."""
+    """Preferences and DPO need each other, and so do prompts and what learns from answers to them."""
     objective, dataset = config.training.objective, config.dataset
-    dpo, grpo = objective == "dpo", objective == "grpo"
-    for of, form in _FORMATS.items():
-        if (objective == of) != (form in dataset.formats):
+    dpo = objective == "dpo"
+    for form, of in _OBJECTIVES.items():
+        if (objective in of) != (form in dataset.formats):
             raise ValueError(
                 f"training.objective: {objective} does not train on dataset.format {dataset.formats[0]};"
-                f" objective {of} and format {form} go together"
+                f" objective {_listed(form)} and format {form} go together"
             )
     if not dpo and config.dpo != Dpo():
         raise ValueError("dpo: has no effect without training.objective dpo; remove it")
-    for key, default in (("grpo", Grpo()), ("reward", ())):
-        if not grpo and getattr(config, key) != default:
-            raise ValueError(f"{key}: has no effect without training.objective grpo; remove it")
-    if grpo:
-        _check_rewards(config)
+    if not config.training.samples_answers and config.sampling != Sampling():
+        raise ValueError(f"sampling: has no effect without training.objective {_listed('prompt')}; remove it")
+    if not config.training.has_rewards and config.reward:
+        raise ValueError("reward: has no effect without training.objective grpo or rloo; remove it")
+    if objective != "distillation" and config.teacher:
+        raise ValueError("teacher: has no effect without training.objective distillation; remove it")
+    if config.training.samples_answers:
+        _check_answers(config)
     if dpo and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if dpo and dataset.loss_on != "completion":
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
 
 
-def _check_rewards(config: RunConfig) -> None:
-    """What GRPO needs, and what it has none of."""
+def _listed(form: str) -> str:
+    *others, last = _OBJECTIVES[form]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _check_answers(config: RunConfig) -> None:
+    """What learning from answers needs, and what it has none of."""
     dataset, names = config.dataset, [reward.known_as for reward in config.reward]
-    if not config.reward:
-        raise ValueError("reward: is missing; list at least one function for objective grpo (docs/methods.md)")
+    if config.training.has_rewards and not config.reward:
+        raise ValueError(
+            f"reward: is missing; objective {config.training.objective} needs at least one function (docs/methods.md)"
+        )
+    if config.training.objective == "distillation":
+        if config.teacher is None:
+            raise ValueError("teacher: is missing; name the model to learn from (docs/methods.md)")
+        for key in ("generations", "beta"):
+            if getattr(config.sampling, key) != Sampling.model_fields[key].default:
+                raise ValueError(f"sampling.{key}: has no effect with objective distillation; remove it")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"reward.{names.index(twice)}.name: {twice} is there twice; give one of them another name")
     if config.training.validate_every_steps:
-        raise ValueError("training.validate_every_steps: objective grpo has no validation loss; remove it")
+        raise ValueError(
+            f"training.validate_every_steps: objective {config.training.objective} has no validation loss; remove it"
+        )
     for key, possible in (("packing", ("auto", "none")), ("overlong", ("drop",)), ("loss_on", ("completion",))):
         if (value := getattr(dataset, key)) not in possible:
             raise ValueError(f"dataset.{key}: {value} is not possible with format prompt; set it to {possible[-1]}")

@@ -71,7 +71,8 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
     for section in ("env", "tracking"):
         values[section]["python"] = _interpreter(values[section]["python"], base)
     adapter = ("model.adapter",) if config.model.adapter else ()
-    for key in ("model", *adapter, *(part.key for part in config.dataset.parts)):
+    teacher = ("teacher",) if config.teacher else ()
+    for key in ("model", *adapter, *teacher, *(part.key for part in config.dataset.parts)):
         given = _section(values, key)
         pinned = sources.resolve(f"{key}.source", given["source"], given["revision"], base)
         given |= {"source": pinned.source, "revision": pinned.revision or None}

@@ -16,6 +16,7 @@ SourceKind = Literal["hub", "s3", "local"]
 
 EXAMPLES = {
     "tiny-llama": "quickstart/tiny-llama",
+    "tiny-teacher": "quickstart/tiny-teacher",
     "qa": "quickstart/qa.jsonl",
     "preferences": "quickstart/preferences.jsonl",
     "requests": "quickstart/requests.jsonl",

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from hyperpod_ft import publish
@@ -15,7 +16,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download import adapter
 from hyperpod_ft.download.fetch import MANIFEST, Wanted, ensure
-from hyperpod_ft.download.listing import File, FileSource, Listing, dataset_files, model_files
+from hyperpod_ft.download.listing import Choice, File, FileSource, Listing, dataset_files, model_files
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.engine_rules import limits_of
@@ -36,7 +37,20 @@ def model(run: Run) -> Wanted:
             raise added_tokens.lacking(asset.source)
         return files(offered)
 
-    return Wanted("model", "model", asset, choose, run.paths.fetched_model, _finish_model, _decoded_bytes)
+    return _model("model", asset, choose, run.paths.fetched_model)
+
+
+def teacher(run: Run) -> list[Wanted]:
+    """The model that training learns from; nothing without one."""
+    given, directory = run.config.teacher, run.paths.teacher
+    if given is None or directory is None:
+        return []
+    return [_model("teacher", given.asset, model_files("teacher.source", given.source), directory)]
+
+
+def _model(key: str, asset: Asset, choose: Choice, directory: Path) -> Wanted:
+    where = f"{key}.source"
+    return Wanted(key, "model", asset, choose, directory, partial(_finish_model, where), partial(_decoded_bytes, where))
 
 
 def model_with_new_tokens(run: Run) -> Wanted | None:
@@ -92,27 +106,27 @@ def refuse_changes(runs: Iterable[Run]) -> None:
 
 
 def _all(run: Run) -> list[Wanted]:
-    return [model(run), *adapter.wanted(run), *datasets(run)]
+    return [model(run), *adapter.wanted(run), *teacher(run), *datasets(run)]
 
 
-def _decoded_bytes(source: FileSource, listing: Listing, directory: Path) -> int:
+def _decoded_bytes(where: str, source: FileSource, listing: Listing, directory: Path) -> int:
     """What the decoded weights take while the quantized ones are there too; fetches config.json, which tells."""
     source.fetch(listing.only(CONFIG), directory)
-    with _damage_explained():
+    with _damage_explained(where):
         return decoded_bytes(read_config(directory), listing.size)
 
 
 @contextlib.contextmanager
-def _damage_explained() -> Iterator[None]:
+def _damage_explained(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{_MODEL}: the model is damaged: {error}") from error
+        raise UserError(f"{where}: the model is damaged: {error}") from error
 
 
-def _finish_model(directory: Path) -> str:
+def _finish_model(where: str, directory: Path) -> str:
     """Decode a quantized model, and reject a damaged one by its headers, before accelerators are requested."""
-    with _damage_explained():
+    with _damage_explained(where):
         config = read_config(directory)
         read_model(directory)
     if not (method := quantization(config)):

@@ -30,6 +30,7 @@ class TrainingTask(TrainingPaths):
     directory: Path
     compile_cache: Path
     adapter: Path | None = None  # that training continues
+    teacher: Path | None = None  # that it learns from
 
 
 @dataclass(frozen=True)

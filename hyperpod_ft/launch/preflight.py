@@ -22,7 +22,7 @@ from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.assets import config_directory
+from hyperpod_ft.runs.assets import config_directory, teacher_here
 from hyperpod_ft.runs.results.training_summary import Steps, steps
 from hyperpod_ft.runs.run import Run
 
@@ -122,7 +122,8 @@ def check_run(run: Run) -> TrainingFit | None:
     directory = config_directory(run.config)
     if directory is None:
         return None
-    fit = check_model_directory(run.config, run.plan.degrees, directory, run.journal.certificate())
+    certificate, teacher = run.journal.certificate(), teacher_here(run.config)
+    fit = check_model_directory(run.config, run.plan.degrees, directory, certificate, teacher)
     check_trainable(run)
     return fit
 

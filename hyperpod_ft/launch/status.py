@@ -39,7 +39,7 @@ class LatestMetrics:
     rows_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
     reward_accuracy: float | None = None  # of DPO, 0 to 1
-    reward: float | None = None  # of GRPO
+    reward: float | None = None  # of the answers that it samples
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hyperpod_ft.checkpoint.formats.added_tokens import with_room
+from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.formats.model_directory import (
     is_encoder_decoder,
     is_image_text,
@@ -16,6 +17,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import (
     read_config,
     refuse_undecodable,
 )
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
@@ -50,12 +52,16 @@ class TrainingFit:
 
 
 def check_model_directory(
-    config: RunConfig, degrees: Degrees, directory: Path, certificate: Certificate | None = None
+    config: RunConfig,
+    degrees: Degrees,
+    directory: Path,
+    certificate: Certificate | None = None,
+    teacher: Path | None = None,
 ) -> TrainingFit:
     """How a run that trains a model on disk fits. Raises UserError when the run cannot train it.
 
     If config.json does not give the sizes of a type, its weight files do, once they are there. `certificate`: None
-    before stage certify has run, and with engine neuron.
+    before stage certify has run, and with engine neuron. `teacher`: the directory of the run's; None before it is here.
     """
     found = read_config(directory, "set model.source to the directory of a Hugging Face model")
     model_config = with_room(found, directory, config.model.new_tokens, config.model.new_special_tokens)
@@ -65,13 +71,35 @@ def check_model_directory(
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
     if shape is None:
         shape = files_shape(directory, model_config)
+    if shape and teacher:
+        shape = replace(shape, teacher=_teacher_parameters(teacher, directory))
     memory = check_memory(config, degrees, shape) if shape else None
     packs = certificate is not None and not certificate.not_packed
     own_attention = packs and not is_encoder_decoder(model_config)
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
     unknown = _unknown(shape, model_config) if available(config) else ""
+    if available(config) and config.teacher and teacher is None:
+        unknown = "at least that: the teacher's size is known after download"
     return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
+
+
+def _teacher_parameters(teacher: Path, directory: Path) -> int:
+    """How many the teacher has. Raises UserError unless it has the vocabulary of the model in `directory`."""
+    ours, theirs = (_vocabulary(each) for each in (directory, teacher))
+    if ours != theirs:
+        raise UserError(
+            "teacher.source: the teacher's vocabulary is not that of model.source",
+            "choose a teacher that has the same tokenizer and vocab_size",
+        )
+    return sum(math.prod(tensor.shape) for tensor in read_model(teacher))
+
+
+def _vocabulary(directory: Path) -> tuple[Any, Any]:
+    """The size in config.json, and the tokens in tokenizer.json, if it has the file."""
+    path = directory / "tokenizer.json"
+    tokens = read_object(path, "restore it").get("model", {}).get("vocab") if path.exists() else None
+    return of_language_model(read_config(directory)).get("vocab_size"), tokens
 
 
 def _unknown(shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:

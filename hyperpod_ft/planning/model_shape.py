@@ -37,6 +37,7 @@ class ModelShape:
     biases: frozenset[Biased] = frozenset()
     positions: int = 0  # learned ones
     softcap: bool = False  # of attention's scores
+    teacher: int = 0  # parameters of another model, which it learns from
 
     @property
     def family(self) -> Family:

@@ -165,7 +165,7 @@ def _settings(config: RunConfig, *chosen: str) -> dict[str, Any]:
 
 def _fetched(config: RunConfig) -> dict[str, Any]:
     """What stage download fetches: the sources, without what is done with their rows."""
-    parts = config.dataset.parts
+    parts, teacher = config.dataset.parts, ("teacher.source", "teacher.revision")
     listed = [
         part.dataset.model_dump(mode="json", include={"source", "revision", "files"}, exclude_defaults=True)
         | {"split": part.dataset.split_name}
@@ -173,7 +173,7 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
         if part.key != "dataset"
     ]
     return {
-        **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files"),
+        **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files", *teacher),
         "split": parts[0].dataset.split_name,
         **({"sources": listed} if listed else {}),
     }
@@ -182,7 +182,9 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
-    settings = _settings(config, "training", "dpo", "grpo", "seed", "cluster.instance_type", config.engine, *adapters)
+    settings = _settings(
+        config, "training", "dpo", "sampling", "teacher.beta", "seed", "cluster.instance_type", config.engine, *adapters
+    )
     settings |= _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
     changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
@@ -272,7 +274,7 @@ _STAGES: dict[StageName, _Definition] = {
         1,
         ("env", "dataset"),
         lambda config, _: _rewards(config),
-        applies=lambda config: config.training.objective == "grpo",
+        applies=lambda config: config.training.has_rewards,
         cpus=1,
         inherited=False,  # its inputs are among those of train
     ),

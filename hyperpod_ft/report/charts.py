@@ -186,9 +186,11 @@ def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence
 
 
 def _unit(report: RunReport) -> str:
-    return {"dpo": "nats per pair", "grpo": "of the policy"}.get(
-        str(report.settings["training.objective"]), "nats per label token"
-    )
+    return {
+        "dpo": "nats per pair",
+        **dict.fromkeys(("grpo", "rloo"), "of the policy"),
+        "distillation": "nats per token",
+    }.get(str(report.settings["training.objective"]), "nats per label token")
 
 
 def _smooth_loss(report: RunReport) -> tuple[Sequence[float | None], int]:

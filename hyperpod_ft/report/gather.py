@@ -19,7 +19,7 @@ from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.results import expert_load, usage
+from hyperpod_ft.runs.results import expert_load, sampled_answers, usage
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
@@ -72,6 +72,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         dataset=_dataset(records),
         shown=shown.read(run.paths.dataset_path) if "dataset" in records else (),
         samples=samples,
+        sampled=sampled_answers.read(run.paths.sampled_answers),
         evaluations=evaluations(run),
         training_summary=summary_of(run),
         submissions=run.journal.submissions(),
@@ -97,7 +98,7 @@ def _columns(paths: RunPaths) -> dict[str, list[float | None]]:
 
 def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     config, degrees = run.config, run.plan.degrees
-    training, lora, adapter = config.training, config.lora, config.model.adapter
+    training, lora, adapter, teacher = config.training, config.lora, config.model.adapter, config.teacher
     lengths = f"{config.dataset.max_length:,} tokens a row"
     if config.dataset.max_target_length:
         lengths += f", {config.dataset.max_target_length:,} of the target"
@@ -106,11 +107,13 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     share = f" ({trained:,.0f} of {total:,.0f} parameters)" if trained and total else ""
     rows = config.rows_per_step(degrees.data_parallel)
     ranks = count(degrees.world_size, "rank")
+    sampled = f"{config.sampling.generations} answers to each prompt, beta {config.sampling.beta:g}"
     known = steps(run)
     length = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
     return {
         "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
         **({"Adapter continued": _pinned(adapter.source, adapter.asset.revision)} if adapter else {}),
+        **({"Teacher": _pinned(teacher.source, teacher.asset.revision)} if teacher else {}),
         "Dataset": ", ".join(
             dict.fromkeys(_pinned(part.dataset.source, part.dataset.asset.revision) for part in config.dataset.parts)
         ),
@@ -118,7 +121,8 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
         "Objective": {
             "sft": "supervised fine-tuning",
             "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}",
-            "grpo": f"rewards (GRPO) of {config.grpo.generations} answers to each prompt, beta {config.grpo.beta:g}",
+            **{name: f"rewards ({name.upper()}) of {sampled}" for name in ("grpo", "rloo")},
+            "distillation": f"distillation, beta {teacher.beta:g}" if teacher else "",
         }[training.objective],
         **({"Rewards": ", ".join(_rewarded(reward) for reward in config.reward)} if config.reward else {}),
         "Length": f"{length} of {rows:,} rows, {lengths}",

@@ -69,6 +69,16 @@ def answers(report: RunReport) -> str:
     return f"{changed} of {total} answers differ from the base model's"
 
 
+def sampled(report: RunReport) -> str:
+    """How the mean reward of a step's answers changed."""
+    rewards = [value for value in report.metrics.get("reward", ()) if value is not None]
+    if not rewards:
+        return "Answers of the training"
+    return (
+        f"The mean reward of a step {_went(rewards[0], rewards[-1])} from {number(rewards[0])} to {number(rewards[-1])}"
+    )
+
+
 def evaluations(report: RunReport) -> str:
     """On how many metrics the tuned model scores better, of those that say what is better."""
     scores = [score for evaluation in report.evaluations for score in evaluation.main_scores]

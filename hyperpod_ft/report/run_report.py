@@ -10,6 +10,7 @@ from hyperpod_ft.report.numbers import last_known
 from hyperpod_ft.runs.jobs import Submission
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.results.expert_load import Loads
+from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import TrainingSummary
 
@@ -96,6 +97,7 @@ class RunReport:
     dataset: Mapping[str, Any]  # facts of stage dataset
     shown: Sequence[ShownExample]  # examples of its rows, token by token
     samples: Samples | None
+    sampled: Sequence[SampledAnswer]  # while it was trained, oldest first
     evaluations: Sequence[EvaluationResult]
     training_summary: TrainingSummary | None  # once trained
     submissions: Sequence[Submission]

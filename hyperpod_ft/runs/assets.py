@@ -1,4 +1,4 @@
-"""The model, the adapter and the dataset that a run begins with, and where the files of the first two are.
+"""The models, the adapter and the dataset that a run begins with, and where the files of all but the last are.
 
 Nothing here needs a plan: choosing the degrees of one reads the model's config.json.
 """
@@ -26,6 +26,7 @@ def assets(config: RunConfig) -> list[tuple[str, Kind, Asset]]:
     return [
         ("model", "model", model_asset(config)),
         *([("model.adapter", "adapter", config.model.adapter.asset)] if config.model.adapter else ()),
+        *([("teacher", "model", config.teacher.asset)] if config.teacher else ()),
         *((part.key, "dataset", part.dataset.asset) for part in config.dataset.parts),
     ]
 
@@ -37,6 +38,17 @@ def model_asset(config: RunConfig) -> Asset:
 def fetched_model(config: RunConfig) -> Path:
     """The directory in which stage download puts the model of `model.source`."""
     return config.root / "models" / model_asset(config).slug
+
+
+def teacher(config: RunConfig) -> Path | None:
+    """The directory in which stage download puts the teacher; None without one."""
+    return config.root / "models" / config.teacher.asset.slug if config.teacher else None
+
+
+def teacher_here(config: RunConfig) -> Path | None:
+    """A directory that has the teacher; None when none is on this machine."""
+    fetched = teacher(config)
+    return _here(fetched, config.teacher.source) if fetched and config.teacher else None
 
 
 def base_model(config: RunConfig) -> Path:
@@ -77,11 +89,13 @@ def with_adapter(config: RunConfig) -> RunConfig:
 def _adapter_directory(config: RunConfig) -> Path | None:
     """A directory that has the adapter; None when none is on this machine."""
     fetched = starting_adapter(config)
-    if config.model.adapter is None or fetched is None:
-        return None
-    given = Path(config.model.adapter.source)
+    return _here(fetched, config.model.adapter.source) if fetched and config.model.adapter else None
+
+
+def _here(fetched: Path, source: str) -> Path | None:
+    """The directory of the two that is on this machine."""
     # false, not an error, below a directory that this user may not enter
-    return next((path for path in (fetched, given) if path.is_absolute() and os.path.exists(path)), None)  # noqa: PTH110
+    return next((path for path in (fetched, Path(source)) if path.is_absolute() and os.path.exists(path)), None)  # noqa: PTH110
 
 
 def raw_dataset(config: RunConfig, dataset: Dataset) -> Path:

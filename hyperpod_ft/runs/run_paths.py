@@ -185,10 +185,15 @@ class RunPaths(TrainingPaths):
         return assets.starting_adapter(self._config)
 
     @property
+    def teacher(self) -> Path | None:
+        """The model that training learns from (objective distillation)."""
+        return assets.teacher(self._config)
+
+    @property
     def fetched(self) -> tuple[Path, ...]:
         """What stage download fetches, in the order of `assets.assets`."""
-        adapter = (self.starting_adapter,) if self.starting_adapter else ()
-        return (self.fetched_model, *adapter, *self.raw_datasets)
+        others = (path for path in (self.starting_adapter, self.teacher) if path)
+        return (self.fetched_model, *others, *self.raw_datasets)
 
     @property
     def inputs(self) -> tuple[Path, ...]:

@@ -49,8 +49,13 @@ class TrainingPaths:
 
     @property
     def reward_files(self) -> Path:
-        """Copies of the user's reward functions (objective grpo), by their number in the run file."""
+        """Copies of the user's reward functions, by their number in the run file."""
         return self.directory / "rewards"
+
+    @property
+    def sampled_answers(self) -> Path:
+        """Some of the answers that the training has sampled (objectives grpo and rloo)."""
+        return self.directory / "sampled.json"
 
     @property
     def metrics_path(self) -> Path:

@@ -1,4 +1,4 @@
-"""Stage `download`: copy the base model, an adapter of it and the raw dataset to the shared volume, once for all runs.
+"""Stage `download`: copy the base model, an adapter, a teacher and the raw dataset to the shared volume, for all runs.
 
 python -m hyperpod_ft.stages.download RUN_DIR
 
@@ -20,7 +20,9 @@ def work(run: Run) -> Result:
     fetched = {"model": ensure(assets.model(run))}
     fetched |= {wanted.key: ensure(wanted) for wanted in adapter.wanted(run)}
     adapter.check(run)
-    check_model_directory(with_adapter(run.config), run.plan.degrees, run.paths.fetched_model)
+    fetched |= {wanted.key: ensure(wanted) for wanted in assets.teacher(run)}
+    config, paths = with_adapter(run.config), run.paths
+    check_model_directory(config, run.plan.degrees, paths.fetched_model, None, paths.teacher)
     if extended := assets.model_with_new_tokens(run):
         fetched["model.new_tokens"] = ensure(extended)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}

@@ -93,9 +93,12 @@ def with_evaluations(card: str, evaluations: Sequence[EvaluationResult]) -> str:
 def _objective(config: RunConfig) -> dict[str, str]:
     if config.training.objective == "sft":
         return {}
-    if config.training.objective == "grpo":
+    if config.teacher:
+        return {"objective": f"distillation of {_pinned(config.teacher.asset)}, beta {config.teacher.beta:g}"}
+    if config.training.samples_answers:
+        name = {"grpo": "group relative policy optimization (GRPO)", "rloo": "REINFORCE leave-one-out (RLOO)"}
         rewards = ", ".join(reward.known_as for reward in config.reward)
-        return {"objective": f"group relative policy optimization (GRPO), beta {config.grpo.beta:g}, of {rewards}"}
+        return {"objective": f"{name[config.training.objective]}, beta {config.sampling.beta:g}, of {rewards}"}
     smoothing = f", label_smoothing {config.dpo.label_smoothing:g}" * (config.dpo.label_smoothing != 0)
     return {"objective": f"direct preference optimization, beta {config.dpo.beta:g}{smoothing}"}
 

@@ -214,7 +214,8 @@ def _exit_for_user_error(error: UserError, ranks: Ranks) -> NoReturn:
 def plan_layout(run: Run) -> Layout:
     """The layout of a run whose base model is on disk. Raises UserError when the run cannot train it."""
     certificate = run.journal.certificate()
-    return check_model_directory(run.config, run.plan.degrees, run.paths.base_model, certificate).layout
+    degrees, paths = run.plan.degrees, run.paths
+    return check_model_directory(run.config, degrees, paths.base_model, certificate, paths.teacher).layout
 
 
 def check_data(journal: Journal) -> None:
@@ -253,6 +254,7 @@ def training_task(run: Run, layout: Layout) -> TrainingTask:
         directory=run.paths.directory,
         compile_cache=run.paths.compile_cache,
         adapter=run.paths.starting_adapter,
+        teacher=run.paths.teacher,
     )
 
 

@@ -222,6 +222,13 @@ def fork_server() -> Iterator[ForkServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def trl_server() -> Iterator[ForkServer]:
+    modules = ["hyperpod_ft.engines.trl.loop", "transformers.models.llama.modeling_llama"]
+    with contextlib.closing(job_server(modules, os.environ | ENVIRONMENT)) as server:
+        yield server
+
+
 def job_server(
     modules: Sequence[str], environment: dict[str, str], *directories: Path, python: str = sys.executable
 ) -> ForkServer:
@@ -234,6 +241,12 @@ def job_server(
 @pytest.fixture
 def jobs(tmp_path: Path, fork_server: ForkServer) -> Iterator[Jobs]:
     with jobs_in(tmp_path / "jobs", fork_server) as result:
+        yield result
+
+
+@pytest.fixture
+def trl_jobs(tmp_path: Path, trl_server: ForkServer) -> Iterator[Jobs]:
+    with jobs_in(tmp_path / "jobs", trl_server) as result:
         yield result
 
 

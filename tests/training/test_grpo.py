@@ -1,6 +1,8 @@
 """GRPO: the prompts that reach the model, restarts, and what becomes of functions that fail."""
 
 import json
+import os
+import signal
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -20,13 +22,16 @@ from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.trl import prompts
 from hyperpod_ft.engines.trl.prompts import RewardFunction, with_prompts
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.rewards.process import NoRewardError
+from hyperpod_ft.runs.job_files import NOTICE
+from hyperpod_ft.runs.results import sampled_answers
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset, download, reward, stage
 from tests.tasks import task_of
-from tests.training.conftest import curve, metrics, tiny_llama, train_here
+from tests.training.conftest import Jobs, curve, descendants, metrics, tiny_llama, train_here
 from tests.training.every_stage import perform
 from tests.training.test_trl import again_from
 from tests.unit import tiny_tokenizer
@@ -38,8 +43,8 @@ TEXTS = [{"prompt": f"how many {word}s", "answer": word * 9} for word in ("clip"
 CHATS = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in TEXTS]
 
 
-def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> Run:
-    """A run whose stages before `train` are done."""
+def made(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> Run:
+    """A run of these rows with a tiny model."""
     tokenizer, model = tiny_tokenizer.make(), tmp_path / "model"
     torch.manual_seed(7)
     AutoModelForCausalLM.from_config(tiny_llama(vocab_size=len(tokenizer))).save_pretrained(model)
@@ -53,14 +58,19 @@ def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any
         "model": {"source": str(model)},
         "dataset": {"source": "./rows.jsonl", "format": "prompt", "max_length": 48, "validation_share": 0},
         "lora": {"r": 4, "alpha": 8, "dropout": 0.1},
-        "grpo": {"generations": 4, "max_completion_length": 6, "beta": 0.1},
+        "sampling": {"generations": 4, "max_completion_length": 6, "beta": 0.1},
         "reward": [{"function": "rewards.py:long"}, {"function": "json", "weight": -1}],
         "training": {"objective": "grpo", "precision": "fp32", "micro_batch_size": 4, "gradient_accumulation_steps": 2},
         "parallelism": {"ranks_per_node": 1},
     }
     for section, changes in (settings or {}).items():
-        values[section] = changes if isinstance(changes, list) else values[section] | changes
-    run = Run.of(run_file.resolve(run_file.validate(values, "run"), tmp_path))
+        values[section] = changes if isinstance(changes, list) else values.get(section, {}) | changes
+    return Run.of(run_file.resolve(run_file.validate(values, "run"), tmp_path))
+
+
+def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> Run:
+    """A run whose stages before `train` are done."""
+    run = made(tmp_path, rows, settings)
     run.paths.directory.mkdir(parents=True, exist_ok=True)
     run.freeze()
     finish(run, "env")
@@ -154,20 +164,71 @@ def test_a_prompt_without_the_column_of_a_function_is_named(tmp_path: Path) -> N
         prepared(tmp_path, rows, changes)
 
 
-def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:
-    run = prepared(tmp_path, TEXTS, {"training": {"max_steps": 6, "save_every_steps": 2, "learning_rate": 1e-2}})
+@pytest.mark.parametrize(("objective", "method"), [("grpo", "lora"), ("grpo", "full"), ("rloo", "lora")])
+def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path, objective: str, method: str) -> None:
+    training = {"objective": objective, "method": method, "max_steps": 6, "save_every_steps": 2, "learning_rate": 1e-2}
+    run = prepared(tmp_path, TEXTS, {"training": training})
     facts = train_here(run).facts
     names = ("reward", "rewards/long/mean", "rewards/json/mean", "kl", "completions/mean_length")
     whole = [[row[name] for name in names] for row in metrics(run)], curve(run)
-    assert facts["reward"] == whole[0][-1][0] and whole[0][1][3] > 0
+    assert facts["reward"] == whole[0][-1][0]
+    assert whole[0][0][3] == pytest.approx(0, abs=1e-6) and abs(whole[0][1][3]) > 1e-4  # against the model before
     assert throughput(task_of(run), 2, 256, 1000).flops_per_token is None
     answered = round(sum(row["completions/mean_length"] for row in metrics(run)) * 8)
     assert facts["tokens"] == sum(map(len, in_order(run, 6))) + answered, "those of prompts and answers"
     assert abs(facts["tokens_per_second"] * facts["seconds"] - facts["tokens"]) < facts["seconds"]
+    answers, asked = sampled_answers.read(run.paths.sampled_answers), Prompts(run.paths.dataset_path / "train")
+    assert [one.step for one in answers] == [1, 2, 3, 4, 5, 6]
+    for one in answers:
+        prompt = asked[int(DataOrder(5, 42, 2, 2, 1).step(one.step)[0])]
+        assert one.prompt == prompt.text and one.rewards["long"] == len(one.answer) / len(prompt.columns["answer"])
     again_from(run, 4)
     again = train_here(run).facts
     assert (again["resumed_from"], again["tokens"]) == ([4], facts["tokens"])
     assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
+    assert sampled_answers.read(run.paths.sampled_answers) == answers
+
+
+def test_two_ranks_go_on_after_a_kill_and_stop_at_a_notice(tmp_path: Path, trl_jobs: Jobs) -> None:
+    """They are asked what one rank would be, but sample by seeds of their own (TRL), so that answers differ."""
+    asked = tmp_path / "asked"
+    settings = {
+        "reward": [{"function": "asked.py:asked"}],
+        "training": {"micro_batch_size": 2, "max_steps": 8, "save_every_steps": 2, "learning_rate": 1e-2},
+        "parallelism": {"ranks_per_node": 2},
+    }
+    (tmp_path / "asked.py").write_text(
+        f"def asked(prompt, completion, *, answer, **columns):\n    with open({str(asked)!r}, 'a') as file:\n"
+        "        file.write(answer + chr(10))\n    return len(completion) / len(answer)\n"
+    )
+    run = prepared(tmp_path, TEXTS, settings)
+    trl_jobs.environment |= rules.variables(run.config, tmp_path)
+    asked.unlink()
+    trl_jobs.train(run)
+    whole, answers = (curve(run), [row["reward"] for row in metrics(run)]), asked.read_text().splitlines()
+    rows, order = Prompts(run.paths.dataset_path / "train"), DataOrder(5, 42, 2, 2, 1)
+    for step in range(8):
+        wanted = [rows[row].columns["answer"] for row in order.step(step + 1).tolist() for _ in range(4)]
+        assert sorted(answers[8 * step : 8 * step + 8]) == sorted(wanted)
+
+    again_from(run, 0)
+    run.paths.metrics_path.unlink()
+    processes = []
+    for step, number, of in ((3, signal.SIGKILL, slice(1, 2)), (5, NOTICE, slice(0, 2))):
+        job = trl_jobs.start_held(run, after_step=step)
+        below = descendants(job.process.pid)
+        ranks = sorted(pid for pid in below if descendants(pid))  # each has a process for its rewards
+        assert len(ranks) == 2
+        processes += below
+        for pid in ranks[of]:
+            os.kill(pid, number)
+        assert job.wait() == 1, job.text()
+    assert "SIGUSR1: stopped after step 6, which is saved" in job.text()
+    trl_jobs.train(run)
+    record = run.journal.record("train")
+    assert record is not None and record.facts["resumed_from"] == [2, 6]
+    assert (curve(run), [row["reward"] for row in metrics(run)]) == whole
+    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
 
 
 def test_the_recipe_learns_a_form_from_rewards_alone(tmp_path: Path) -> None:

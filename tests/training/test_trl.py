@@ -3,9 +3,7 @@
 import errno
 import os
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +22,15 @@ from hyperpod_ft.engines.trl.rows import numbered
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.planning.trl.limits import FAMILIES
+from hyperpod_ft.runs.job_files import STOP_SIGNALS
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
-from tests.forking import ForkServer
 from tests.tasks import task_of
 from tests.training.conftest import (
-    ENVIRONMENT,
     Jobs,
     MakeRun,
     TrainProgram,
     curve,
-    job_server,
-    jobs_in,
     metrics,
     tiny_llama,
     train_here,
@@ -63,19 +58,6 @@ def make_trl_run(make_run: MakeRun) -> MakeRun:
         return run
 
     return make
-
-
-@pytest.fixture(scope="module")
-def trl_server() -> Iterator[ForkServer]:
-    modules = ["hyperpod_ft.engines.trl.loop", "transformers.models.llama.modeling_llama"]
-    with closing(job_server(modules, os.environ | ENVIRONMENT)) as server:
-        yield server
-
-
-@pytest.fixture
-def trl_jobs(tmp_path: Path, trl_server: ForkServer) -> Iterator[Jobs]:
-    with jobs_in(tmp_path / "jobs", trl_server) as jobs:
-        yield jobs
 
 
 def use_pairs(run: Run) -> None:
@@ -310,12 +292,15 @@ def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jo
     assert [row["step"] for row in metrics(killed)] == list(range(1, 13))
 
 
-def test_a_signal_stops_after_the_step_which_is_saved(make_trl_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_stops_after_the_step_which_is_saved(
+    make_trl_run: MakeRun, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     begin = StepsFollower.on_step_begin
 
     def interrupted(self: StepsFollower, args: Any, state: Any, control: Any, **passed: Any) -> None:
         if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         begin(self, args, state, control, **passed)
 
     whole, run = (make_trl_run(name, TRL | DROPOUT | {"training.max_steps": 6}) for name in ("whole", "stopped"))
@@ -323,7 +308,7 @@ def test_a_signal_stops_after_the_step_which_is_saved(make_trl_run: MakeRun, mon
     with monkeypatch.context() as patched, pytest.raises(Interrupted) as stopped:
         patched.setattr(StepsFollower, "on_step_begin", interrupted)
         train_here(run)
-    assert stopped.value.step == 3 and stopped.value.saved
+    assert stopped.value.step == 3 and stopped.value.saved and stopped.value.exit_status == 128 + number
     assert train_here(run).facts["resumed_from"] == [3] and curve(run) == curve(whole)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, changes, number, used
+from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, changes, number, text, used
 from hyperpod_ft.config import reward_signature
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import SETTINGS, Values
@@ -34,6 +34,20 @@ def _iterations(conversion: Conversion, key: str) -> None:
         conversion.changes[key] = _ONE_STEP
 
 
+_OF_ANSWERS: Mapping[str, Rule] = {
+    "max_completion_length": number("sampling.max_completion_length"),
+    "max_prompt_length": number("dataset.max_length"),
+    "temperature": number("sampling.temperature"),
+    **dict.fromkeys(("steps_per_generation", "generation_batch_size"), changes(_ONE_STEP)),
+    "num_iterations": _iterations,
+}
+_OF_REWARDS: Mapping[str, Rule] = {
+    **_OF_ANSWERS,
+    "beta": number("sampling.beta"),
+    "num_generations": number("sampling.generations"),
+    **dict.fromkeys(("reward_funcs", "reward_weights"), used),
+    "reward_model_name_or_path": changes("rewards are functions: the kit asks no reward model"),
+}
 OBJECTIVES: Mapping[str, KnownObjective] = {
     "sft": KnownObjective(2e-5, rules={"max_completion_length": changes(_ONE_LENGTH)}),
     "dpo": KnownObjective(
@@ -50,18 +64,28 @@ OBJECTIVES: Mapping[str, KnownObjective] = {
         "prompt",
         validates=False,
         rewards=True,
+        rules={**_OF_REWARDS, "scale_rewards": used},
+        defaults={"sampling.max_completion_length": 512},
+    ),
+    "rloo": KnownObjective(
+        1e-6,
+        "prompt",
+        validates=False,
+        rewards=True,
+        rules=_OF_REWARDS,
+        defaults={"sampling.max_completion_length": 512, "sampling.generations": 2, "sampling.beta": 0.05},
+    ),
+    "distillation": KnownObjective(
+        1e-6,
+        "prompt",
+        validates=False,
         rules={
-            "beta": number("grpo.beta"),
-            "max_completion_length": number("grpo.max_completion_length"),
-            "max_prompt_length": number("dataset.max_length"),
-            "num_generations": number("grpo.generations"),
-            "temperature": number("grpo.temperature"),
-            **dict.fromkeys(("reward_funcs", "reward_weights", "scale_rewards"), used),
-            "reward_model_name_or_path": changes("rewards are functions: the kit asks no reward model"),
-            **dict.fromkeys(("steps_per_generation", "generation_batch_size"), changes(_ONE_STEP)),
-            "num_iterations": _iterations,
+            **_OF_ANSWERS,
+            "beta": number("teacher.beta"),
+            "teacher_model_name_or_path": text("teacher.source"),
+            "teacher_model_revision": text("teacher.revision"),
         },
-        defaults={"grpo.max_completion_length": 512},
+        defaults={"sampling.max_completion_length": 512},
     ),
 }
 

@@ -101,11 +101,13 @@ def plan(preview: Preview) -> None:
 
 
 def _print_changes(config: RunConfig) -> None:
-    """What makes the base model another one than that of `model.source`."""
+    """What makes the base model another one than that of `model.source`, and whom it learns from."""
     if tokens := config.model.added_tokens:
         print(f"tokens    {len(tokens)} new: {clip(', '.join(map(repr, tokens)), 80)}")
     if config.model.adapter:
         print(f"adapter   continues {shown(config.model.adapter.source)}, {_of_adapter(config)}")
+    if config.teacher:
+        print(f"teacher   {shown(config.teacher.source)}")
 
 
 def _of_adapter(config: RunConfig) -> str:

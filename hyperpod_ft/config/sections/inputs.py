@@ -111,8 +111,8 @@ class SourceSettings(Section):
         " `prompt-completion` (prompt, completion), `chat` (messages or conversations,"
         " with tools; the tokenizer's chat template),"
         " `text` (text), `template` (the two templates below), `preference` (prompt, chosen, rejected:"
-        " strings or chat messages, for training.objective dpo), or `prompt` (prompt: a string or chat messages, and"
-        " columns that rewards need, for training.objective grpo).",
+        " strings or chat messages, for objective dpo), or `prompt` (prompt: a string or chat messages; columns that"
+        " rewards need; for objectives that sample).",
     )
     prompt_template: str | None = Field(
         None, description="Formats `template` and `prompt`: Jinja template of the row's fields."

@@ -1,4 +1,4 @@
-"""What answers are rewarded for: sections `reward` and `grpo`."""
+"""How answers are sampled, and what they are rewarded for: sections `sampling` and `reward`."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -29,21 +29,21 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
 
-class Grpo(Section):
-    """Group relative policy optimization (training.objective grpo)."""
+class Sampling(Section):
+    """The answers that a training learns from (dataset.format prompt)."""
 
-    generations: Annotated[PositiveInt, Field(ge=2)] = Field(8, description="Answers sampled to each prompt.")
+    generations: Annotated[PositiveInt, Field(ge=2)] = Field(
+        8, description="Answers to each prompt; 1 with distillation."
+    )
     max_completion_length: PositiveInt = Field(
         256, description="Tokens of an answer, at most, after a prompt of at most dataset.max_length."
     )
-    beta: NonNegativeFloat = Field(
-        0.0, description="Weight of the KL divergence from the base model. 0: it is not computed."
-    )
+    beta: NonNegativeFloat = Field(0.0, description="Weight of the KL divergence from the base model; 0: none.")
     temperature: PositiveFloat = Field(1.0, description="Temperature of the sampling.")
 
 
 class Reward(Section):
-    """What answers are rewarded for (training.objective grpo): the weighted sum is an answer's reward."""
+    """What answers are rewarded for (training.objective grpo or rloo): the weighted sum is an answer's reward."""
 
     function: Annotated[str, Field(min_length=1)] = Field(
         description="`exact_match` (the answer is that of a column, white space around it aside), `math_verify` (its"

@@ -1,4 +1,4 @@
-"""The training loop, its optimizer, and what is trained: sections `training`, `lora` and `dpo`."""
+"""The training loop, its optimizer, and what is trained: sections `training`, `lora`, `dpo` and `teacher`."""
 
 import math
 from collections.abc import Iterable
@@ -11,26 +11,30 @@ from hyperpod_ft.config.fields import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Revision,
     Section,
     Share,
+    Source,
 )
+from hyperpod_ft.config.sources import Asset
 
 
 class Training(Section):
     """The training loop and optimizer."""
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
-    objective: Literal["sft", "dpo", "grpo"] = Field(
+    objective: Literal["sft", "dpo", "grpo", "rloo", "distillation"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
-        " completions, with a dataset of format preference (not engine neuron). `grpo`: learn from the"
-        " rewards of sampled answers (engine trl; docs/methods.md).",
+        " completions, with a dataset of format preference (not engine neuron). `grpo`,"
+        " `rloo`: learn from the rewards of sampled answers. `distillation`: from a teacher (all three"
+        " engine trl; docs/methods.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
     micro_batch_size: PositiveInt = Field(
         1,
-        description="Packed rows per forward pass on each data-parallel rank; with objective grpo, sampled answers.",
+        description="Packed rows per forward pass on each data-parallel rank; with format prompt, sampled answers.",
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
@@ -77,8 +81,8 @@ class Training(Section):
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of grpo,"
-        " and of ipo, sppo_hard and loss_weights (section trl).",
+        description="Margin of these checks, in nats per token. Losses on other scales are not checked: of sampled"
+        " answers, ipo, sppo_hard, loss_weights.",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -113,6 +117,16 @@ class Training(Section):
         description="dtype of the weights that keep_best and save_only_model save (engine torch). A restart needs"
         " fp32.",
     )
+
+    @property
+    def samples_answers(self) -> bool:
+        """Whether the model learns from its answers to prompts."""
+        return self.has_rewards or self.objective == "distillation"
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether it learns from what functions say of them."""
+        return self.objective in ("grpo", "rloo")
 
     def compiles(self, on_accelerator: bool) -> bool:
         """Whether engine torch compiles layers."""
@@ -186,6 +200,20 @@ class Dpo(Section):
     label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
         0.0, description="Assumed share of pairs with chosen and rejected swapped (conservative DPO; engine torch)."
     )
+
+
+class Teacher(Section):
+    """The model to learn from (training.objective distillation)."""
+
+    source: Source = Field(description="As `model.source`, with its vocabulary.")
+    revision: Revision | None = Field(None, description="As `model.revision`.")
+    beta: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="0: forward KL divergence; 1: reverse; between: generalized Jensen-Shannon."
+    )
+
+    @property
+    def asset(self) -> Asset:
+        return Asset(self.source, self.revision or "")
 
 
 def total_steps(training: Training, rows: int, rows_per_step: int) -> int:

@@ -71,17 +71,27 @@ def _dpo(config: RunConfig) -> dict[str, Any]:
     return {**_OF_ROWS, "beta": config.dpo.beta, "disable_dropout": not config.lora.dropout}
 
 
-def _grpo(config: RunConfig) -> dict[str, Any]:
-    return {
-        "num_generations": config.grpo.generations,
-        "max_completion_length": config.grpo.max_completion_length,
-        "beta": config.grpo.beta,
-        "temperature": config.grpo.temperature,
+def _rewarded(config: RunConfig) -> dict[str, Any]:
+    return _sampled(config) | {
+        "num_generations": config.sampling.generations,
+        "beta": config.sampling.beta,
         "reward_weights": [reward.weight for reward in config.reward],
+    }
+
+
+def _distillation(config: RunConfig) -> dict[str, Any]:
+    assert config.teacher
+    return _sampled(config) | {"beta": config.teacher.beta}
+
+
+def _sampled(config: RunConfig) -> dict[str, Any]:
+    return {
+        "max_completion_length": config.sampling.max_completion_length,
+        "temperature": config.sampling.temperature,
         "shuffle_dataset": False,  # likewise
     }
 
 
 # the rows have their length
 _OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
-_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _grpo}
+_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _rewarded, "rloo": _rewarded, "distillation": _distillation}

@@ -18,7 +18,9 @@ from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.metrics import MetricsLog
 from hyperpod_ft.engines.ranks import flags, stop_signal
 from hyperpod_ft.engines.trl.checkpoints import TrainerCheckpoints
+from hyperpod_ft.engines.trl.prompts import first_answer
 from hyperpod_ft.engines.trl.validation import HeldOutRows
+from hyperpod_ft.runs.results import sampled_answers
 from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 # Reported otherwise, or not again from the beginning after a restart.
@@ -28,7 +30,7 @@ _NOT_METRICS = {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "st
 def has_known_scale(config: RunConfig) -> bool:
     """Whether the loss is in nats, as sanity.check takes it. Those of rewards are not, nor those of beta squared."""
     losses = config.trl.get("loss_type", ())
-    scaled = config.training.objective == "grpo" or "loss_weights" in config.trl
+    scaled = config.training.samples_answers or "loss_weights" in config.trl
     return not (scaled or "ipo" in losses or "sppo_hard" in losses)
 
 
@@ -88,7 +90,7 @@ class StepsFollower(TrainerCallback):
         sanity.check_finite(step, logs["loss"], logs["grad_norm"])
         others = {name: value for name, value in logs.items() if name not in _NOT_METRICS and value is not None}
         self.progress = self.log.advance(self.progress, logs["loss"], others)
-        if self.checkpoints.task.config.training.objective == "grpo" and "num_tokens" in logs:
+        if self.training.samples_answers and "num_tokens" in logs:
             self.progress = replace(self.progress, tokens=int(logs["num_tokens"]))  # of all ranks, over restarts
         loss = None
         every, ends = self.training.validate_every_steps, step == state.max_steps
@@ -99,6 +101,9 @@ class StepsFollower(TrainerCallback):
         if self.checkpoints.ranks.is_rank_0:
             rate = learning_rate(self.training, step, state.max_steps)
             self.log.write(self.progress, rate, logs["grad_norm"], loss, others)
+            functions = getattr(self.trainer, "reward_funcs", ())
+            if functions and sampled_answers.is_kept(step, state.max_steps):
+                sampled_answers.keep(self.checkpoints.task.sampled_answers, first_answer(step, functions))
         if has_known_scale(self.checkpoints.task.config):
             sanity.check(self.training, self.progress, state.max_steps, self.vocabulary)
         if self.training.keep_best and self.progress.best_step == step:

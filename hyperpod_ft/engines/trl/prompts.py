@@ -18,6 +18,7 @@ from hyperpod_ft.data.tokenizer import bos_ids
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.rewards.process import NoRewardError, RewardProcess
+from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 
 _ROW = "row"
 _AS_IT_IS = "{{ messages[0]['content'] }}"
@@ -50,6 +51,8 @@ class RewardFunction:
     ) -> None:
         self.__name__ = reward.known_as  # in TRL's metrics
         self._key, self._process, self._prompts, self._tokenizer = f"reward.{number}", process, prompts, tokenizer
+        self.first: tuple[str, str, float | None] = ("", "", None)
+        """Of the newest step, the first prompt on this rank, its first answer, and that answer's reward."""
 
     def __call__(self, *, completion_ids: list[list[int]], row: Sequence[int], **_: Any) -> list[float | None]:
         """The rewards on this rank. Raises UserError, on every rank, when the function has failed on the whole step."""
@@ -66,7 +69,14 @@ class RewardFunction:
                 rewards.append(None)
         if not any(gather_object([len(failed) < len(rewards)])):  # TRL calls it once a step on every rank
             raise UserError(f"{self._key}.function: {failed[0]}, and all others of the step", "correct the function")
+        self.first = self._prompts[row[0]].text, texts[0], rewards[0]
         return rewards
+
+
+def first_answer(step: int, functions: Sequence[RewardFunction]) -> SampledAnswer:
+    """The first answer of the step that the functions were called in last."""
+    prompt, answer, _ = functions[0].first
+    return SampledAnswer(step, prompt, answer, {function.__name__: function.first[2] for function in functions})
 
 
 @contextlib.contextmanager

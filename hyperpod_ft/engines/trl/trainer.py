@@ -12,10 +12,14 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.utils import logging
+from trl.trainer.distillation_config import DistillationConfig
+from trl.trainer.distillation_trainer import DistillationTrainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_config import RLOOConfig
+from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -52,10 +56,20 @@ class _Grpo(_MatricesDecay, GRPOTrainer):
     pass
 
 
+class _Rloo(_MatricesDecay, RLOOTrainer):
+    pass
+
+
+class _Distillation(_MatricesDecay, DistillationTrainer):
+    pass
+
+
 _KINDS: Mapping[str, tuple[Any, Any]] = {
     "sft": (_Sft, SFTConfig),
     "dpo": (_Dpo, DPOConfig),
     "grpo": (_Grpo, GRPOConfig),
+    "rloo": (_Rloo, RLOOConfig),
+    "distillation": (_Distillation, DistillationConfig),
 }
 _COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator}
 # DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
@@ -84,10 +98,14 @@ def build(
     kind, settings = _KINDS[config.training.objective]
     processing: Any = tokenizer.load(task.base_model)
     collator = None
-    if config.training.objective == "grpo":
+    further: dict[str, Any]
+    if config.training.samples_answers:
         prompts = Prompts(task.dataset / "train")
         order = with_prompts(order, prompts, processing)
-        further: dict[str, Any] = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
+        if task.teacher:
+            further = {"teacher_model": pretrained.load(task.teacher, _computed_in(config), attention(config))}
+        else:
+            further = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
     else:
         # flash attention finds the documents of a batch only where they are one row (transformers)
         collator = _COLLATORS[config.training.objective](rows, flat="flash" in attention(config))
@@ -118,5 +136,10 @@ def build(
 
 def _model(config: RunConfig, directory: Path) -> PreTrainedModel:
     """The model on the CPU. Trained weights are fp32, and computed with in bf16 by autocast; frozen ones are bf16."""
-    frozen_bf16 = config.training.method == "lora" and config.training.precision == "bf16"
-    return pretrained.load(directory, torch.bfloat16 if frozen_bf16 else torch.float32, attention(config))
+    dtype = _computed_in(config) if config.training.method == "lora" else torch.float32
+    return pretrained.load(directory, dtype, attention(config))
+
+
+def _computed_in(config: RunConfig) -> torch.dtype:
+    """That of a frozen model's weights."""
+    return torch.bfloat16 if config.training.precision == "bf16" else torch.float32

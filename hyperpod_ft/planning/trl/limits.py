@@ -87,6 +87,11 @@ def _check_preferences(config: RunConfig) -> None:
 
 def _check_lora(config: RunConfig) -> None:
     require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
+    if config.training.samples_answers and config.training.precision == "bf16" and config.lora.modules_to_save:
+        raise UserError(
+            "lora.modules_to_save: TRL samples answers without autocast, in which modules trained whole are fp32",
+            "leave it out, or set training.precision: fp32",
+        )
     if ends := sorted(config.lora.given_names & {*EMBEDDINGS, "lm_head"}):
         raise UserError(
             f"lora.target_modules: TRL does not train an adapter of {ends[0]}",
@@ -96,35 +101,36 @@ def _check_lora(config: RunConfig) -> None:
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     """All ranks are data-parallel; a second model for the reference is not sharded, nor one that generates."""
-    training, grpo = config.training, config.training.objective == "grpo"
-    if grpo and config.parallelism.sharding in ("zero2", "zero3"):
+    training = config.training
+    sharding = config.parallelism.sharding
+    if training.samples_answers and sharding in ("zero2", "zero3"):
         raise UserError(
-            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with objective grpo",
+            f"parallelism.sharding: {sharding} has not been tried with objective {training.objective}",
             "leave it out",
         )
     answers = training.micro_batch_size * training.gradient_accumulation_steps * degrees.data_parallel
-    if grpo and answers % config.grpo.generations:
+    if answers % config.answers_per_prompt:
         raise UserError(
-            f"grpo.generations: {config.grpo.generations} does not divide the {answers} answers of a step"
+            f"sampling.generations: {config.sampling.generations} does not divide the {answers} answers of a step"
             " (training.micro_batch_size x gradient_accumulation_steps x data-parallel ranks)",
             "change one of them",
         )
     whole = config.training.objective == "dpo" and config.training.method == "full"
-    if whole and config.parallelism.sharding in ("zero2", "zero3"):
+    if whole and sharding in ("zero2", "zero3"):
         raise UserError(
-            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with the reference model of dpo",
+            f"parallelism.sharding: {sharding} has not been tried with the reference model of dpo",
             "set training.method to lora, or engine: torch",
         )
 
 
 def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
     check_family(config, degrees, str(model_config.get("model_type", "")))
-    length, answer = config.dataset.max_length, config.grpo.max_completion_length
+    length, answer = config.dataset.max_length, config.sampling.max_completion_length
     positions = model_config.get("max_position_embeddings")
-    if config.training.objective == "grpo" and isinstance(positions, int) and length + answer > positions:
+    if config.training.samples_answers and isinstance(positions, int) and length + answer > positions:
         raise UserError(
-            f"grpo.max_completion_length: an answer of {answer} tokens after a prompt of {length} (dataset.max_length)"
-            f" is longer than the model's {positions} positions",
+            f"sampling.max_completion_length: an answer of {answer} tokens after a prompt of {length}"
+            f" (dataset.max_length) is longer than the model's {positions} positions",
             "make one of them smaller",
         )
 

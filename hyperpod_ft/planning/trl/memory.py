@@ -45,11 +45,11 @@ class TrlMemory(StepMemory):
         config, lora = self.config, self.config.training.method == "lora"
         copies = self.element if self.element < FP32 and not sharding.by_layer else 0
         frozen = stage.parameters * self.element if lora else 0
-        # whole weights are trained, so that those before training are another model
-        objective = config.training.objective
-        refers = not lora and (objective == "dpo" or (objective == "grpo" and config.grpo.beta > 0))
+        # whole weights are trained, so that those before training are another model; a teacher is always one
+        kl = config.training.has_rewards and config.sampling.beta > 0
+        refers = not lora and (config.training.objective == "dpo" or kl)
         reference = stage.parameters * (FP32 + copies) if refers else 0
-        weights = float(frozen + stage.trainable * (FP32 + copies))
+        weights = float(frozen + stage.trainable * (FP32 + copies) + self.shape.teacher * self.element)
         gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
         if sharding.by_layer:
             layers = stage.layers if sharding.mode == "zero2" else min(2, stage.layers)
@@ -58,7 +58,7 @@ class TrlMemory(StepMemory):
             weights, gradients = weights / ranks + gathered, gradients / ranks + sent * self.in_fp32_too
         elif self.degrees.data_parallel > 1:
             gradients *= 2
-        tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too
+        tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too * (2 if self.shape.teacher else 1)
         logits = self.tokens * (self.last_norm + self.shape.hidden * FP32) + tile
         return Memory(
             weights=weights + reference,
@@ -71,8 +71,8 @@ class TrlMemory(StepMemory):
     @property
     def _length(self) -> int:
         """Tokens of a row; of an answer with its prompt."""
-        grpo = self.config.training.objective == "grpo"
-        return self.config.dataset.max_length + (self.config.grpo.max_completion_length if grpo else 0)
+        answer = self.config.sampling.max_completion_length if self.config.training.samples_answers else 0
+        return self.config.dataset.max_length + answer
 
     @property
     def tokens(self) -> int:
@@ -82,7 +82,7 @@ class TrlMemory(StepMemory):
     def _cache(self) -> float:
         """Bytes of keys and values while all answers of a step are sampled, before anything is kept to be trained."""
         training = self.config.training
-        if training.objective != "grpo":
+        if not training.samples_answers:
             return 0
         tokens = self.tokens * training.gradient_accumulation_steps
         return float(2 * tokens * self.shape.layers * self.shape.key_width * self.element)

@@ -62,9 +62,7 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
     if given == "replicated" or ranks == 1 or not room:
         return Layout(degrees, replicated)
     fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
-    whole = config.training.objective == "grpo" or (
-        config.training.objective == "dpo" and config.training.method == "full"
-    )
+    whole = config.training.samples_answers or (config.training.objective == "dpo" and config.training.method == "full")
     return Layout(degrees, replicated if fits or whole else sharded)
 
 

@@ -66,7 +66,7 @@ class TrainingSummary:
     reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
     validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
     validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
-    # of GRPO, in the last step
+    # of answers that it samples, in the last step
     reward: Annotated[float | None, _Line("reward", "{:.4f}".format)]
     completion_length: Annotated[float | None, _Line("tokens of an answer", "{:,.1f}".format)]
     kl: Annotated[float | None, _Line("KL divergence from the base", "{:.4f}".format)]

@@ -30,7 +30,9 @@ from hyperpod_ft.sagemaker.store.stored_checkpoints import recorded_name
 
 # What `status`, `logs`, `list`, `compare` and `report` read of a run directory, and a training job that continues
 # another. Not the page about the run: a browser runs what is in it, so each machine makes its own.
-_STATE_FILES = ("jobs.json", "metrics.jsonl", "samples.json")
+# Of these, what a training writes while it is at work.
+_GROWING = ("metrics.jsonl", "sampled.json")
+_STATE_FILES = ("jobs.json", "samples.json", *_GROWING)
 _STATE_DIRECTORIES = ("attempts", "exits")
 _REFERENCE = "reference"
 _ATTEMPTS = 5
@@ -64,14 +66,14 @@ class RunStore:
 
         No records, which `push_stage` pushes, and no jobs, to which other machines may have added some.
         """
-        directory, metrics = self._run.paths.directory, self._run.paths.metrics_path
+        directory = self._run.paths.directory
         found = [file for name in (*_STATE_DIRECTORIES, _REFERENCE) for file in files_below(directory / name)]
         self._push([file for file in found if not file.name.startswith(".")], "state")
-        if metrics.exists():
+        if growing := [directory / name for name in _GROWING if (directory / name).exists()]:
             with tempfile.TemporaryDirectory(dir=directory, prefix=".pushing-") as held:
-                # a copy: training appends to it
-                copy = Path(shutil.copy(metrics, held))
-                trees.push(self._client, f"{self._url}/{self._directory}", copy.parent, [copy], "push metrics")
+                # copies: training appends to one, and replaces the other
+                copies = [Path(shutil.copy(file, held)) for file in growing]
+                trees.push(self._client, f"{self._url}/{self._directory}", Path(held), copies, "push metrics")
 
     def pull_records(self) -> None:
         """Pull the small files that `status`, `logs` and `list` read: records, jobs, metrics, attempts, exit statuses.
@@ -193,7 +195,7 @@ class RunStore:
     def _pull_state(self) -> None:
         """Pull the other files that a resumed training needs, unless they are already here."""
         listed = trees.listing(self._client, f"{self._url}/{self._directory}")
-        wanted = [entry for entry in listed if entry.name.startswith(("attempts/", f"{_REFERENCE}/", "metrics.jsonl"))]
+        wanted = [entry for entry in listed if entry.name.startswith(("attempts/", f"{_REFERENCE}/", *_GROWING))]
         missing = [entry for entry in wanted if not (self._run.paths.directory / entry.name).exists()]
         trees.pull_entries(
             self._client, f"{self._url}/{self._directory}", self._run.paths.directory, missing, flush=False

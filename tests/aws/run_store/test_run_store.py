@@ -80,6 +80,7 @@ def test_the_record_comes_last(client: Any, run: Run, monkeypatch: pytest.Monkey
 def test_small_files_for_status(client: Any, run: Run, other: Run) -> None:
     RunStore(run, client).push_run()
     write(run.paths.metrics_path, b'{"step": 1}\n')
+    write(run.paths.sampled_answers, b"[]")
     write(run.paths.directory / "exits/train_1", b"0")
     write(run.paths.directory / "attempts/usage/a.json", b"{}")
     write(run.paths.report_path, b"<script>")
@@ -90,7 +91,7 @@ def test_small_files_for_status(client: Any, run: Run, other: Run) -> None:
     RunStore(other, client).pull_records()
     assert other.journal.record("download") == run.journal.record("download")
     found = tree(other.paths.directory)
-    assert found["metrics.jsonl"] == b'{"step": 1}\n'
+    assert found["metrics.jsonl"] == b'{"step": 1}\n' and found["sampled.json"] == b"[]"
     assert {"exits/train_1", "attempts/usage/a.json"} <= found.keys()
     assert not other.paths.base_model.exists()
     assert "report.html" not in found, "a container could write anything to it"

@@ -226,8 +226,8 @@ def test_trl_with_rewards(directory: Path) -> None:
     found, config = converted(directory, GRPO)
     assert (config.engine, config.training.objective, config.dataset.format) == ("trl", "grpo", "prompt")
     assert found.draft.get("engine") == "auto" and "`trl grpo`" in found.draft.head[1]
-    grpo = config.grpo
-    assert (grpo.generations, grpo.max_completion_length, grpo.beta, grpo.temperature) == (4, 128, 0.04, 0.9)
+    asked = config.sampling
+    assert (asked.generations, asked.max_completion_length, asked.beta, asked.temperature) == (4, 128, 0.04, 0.9)
     assert config.trl == {"loss_type": "dr_grpo", "epsilon_high": 0.28, "top_k": 0, "scale_rewards": "none"}
     assert [(one.known_as, one.function_name, one.weight) for one in config.reward] == [
         ("accuracy_reward", "math_verify", 1.0),
@@ -242,9 +242,21 @@ def test_trl_with_rewards(directory: Path) -> None:
     assert set(found.housekeeping) == {"use_vllm", "vllm_mode"}
 
 
+def test_trl_with_other_learning_from_answers(directory: Path) -> None:
+    kept = "model_name_or_path: ./llama\ndataset_name: ./sums.jsonl\nuse_peft: true\nlora_target_modules: all-linear\n"
+    kept += "per_device_train_batch_size: 8\ntemperature: 0.9\n"
+    _, rloo = converted(directory, f"{kept}reward_funcs: accuracy_reward\nnormalize_advantages: true")
+    assert (rloo.training.objective, rloo.sampling.generations, rloo.sampling.beta) == ("rloo", 2, 0.05)
+    assert rloo.trl == {"normalize_advantages": True}
+    _, taught = converted(directory, f"{kept}teacher_model_name_or_path: ./llama\nbeta: 0.5")
+    assert taught.training.objective == "distillation" and taught.teacher
+    assert (taught.teacher.source, taught.teacher.beta) == (str(directory / "llama"), 0.5)
+    assert (taught.sampling.temperature, taught.sampling.max_completion_length) == (0.9, 512)
+
+
 def test_axolotl_with_rewards(directory: Path) -> None:
     found, config = converted(directory, AXOLOTL_GRPO)
-    assert (config.engine, config.grpo.generations, config.grpo.beta) == ("trl", 4, 0.04)
+    assert (config.engine, config.sampling.generations, config.sampling.beta) == ("trl", 4, 0.04)
     assert [one.function_name for one in config.reward] == ["polite"] and config.dataset.validation_share == 0
     assert set(found.changes) == {"trl.sync_ref_model", "lora_target_modules"}
     assert set(found.housekeeping) == {"trl.use_vllm"}
@@ -257,7 +269,6 @@ def test_axolotl_with_rewards(directory: Path) -> None:
         (GRPO, "rewards.polite", "mine.polite", r"in mine.py, which is neither here .* write def polite\(prompt, "),
         (GRPO, "rewards.polite", "rewards.rude", r"defines no function rude .*write it as def rude\(prompt, "),
         (GRPO, "rewards.polite", "get_soft_overlong_punishment", "is none of the kit's functions; write it in"),
-        (GRPO, "num_generations: 4", "num_generations: 4\nnormalize_advantages: true", "for objective rloo"),
         (AXOLOTL_GRPO, "./sums.jsonl", "./sums.jsonl\n    type: prompts.make", "type: is a function .* --dataset"),
         (AXOLOTL_GRPO, "  reward_funcs: [rewards.polite]\n", "", r"trl\.reward_funcs: is missing"),
     ],
@@ -376,7 +387,7 @@ def test_what_cannot_be_converted(directory: Path, text: str, said: str) -> None
         *((LLAMA_FACTORY, key) for key in ("stage: rm", "stage: ppo", "stage: kto", "finetuning_type: oft")),
         *((LLAMA_FACTORY, key) for key in ("image_max_pixels: 9", "use_asft_loss: true")),
         (LLAMA_FACTORY, "stage: dpo\npref_loss: orpo"),
-        *((TRL, key) for key in ("desirable_weight: 1.0", "teacher_model_name_or_path: a/b", "num_ppo_epochs: 4")),
+        *((TRL, key) for key in ("desirable_weight: 1.0", "cpo_alpha: 1.0", "num_ppo_epochs: 4")),
     ],
 )
 def test_another_objective_is_refused_before_anything_else(directory: Path, tool: str, key: str) -> None:

@@ -24,7 +24,9 @@ from hyperpod_ft.report.page import report_page, runs_page
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.results import sampled_answers
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
+from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
@@ -130,6 +132,24 @@ def test_answers_that_are_right_by_pattern_are_counted_and_marked(tmp_path: Path
     assert ("Answers by pattern, validation", "1 of 1", "base 0") in facts.tiles(report)
     page = report_page([report])
     assert '<p>see #7</p><span class="exact">right</span>' in page and "generate.answer_pattern" in page
+
+
+def test_sampled_answers_are_shown_with_their_rewards(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    assert 'id="sampled"' not in report_page([gather(run)])
+    path = run.paths.sampled_answers
+    steps = [step for step in range(1, 101) if sampled_answers.is_kept(step, 100)]
+    assert steps == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
+    for step in [*steps, 78]:  # a restart trains step 78 again
+        sampled_answers.keep(path, SampledAnswer(step, "Why <b>?", "so " * step * 20, {"json": 0.5, "polite": None}))
+    answers = sampled_answers.read(path)
+    assert [one.step for one in answers] == steps[:8] and {len(one.answer) for one in answers[4:]} == {2000}
+    report = replace(gather(run), metrics={"reward": [0.25, None, 0.75]})
+    page = report_page([report])
+    assert headings.sampled(report) == "The mean reward of a step rose from 0.25 to 0.75"
+    assert "<p>Why &lt;b&gt;?</p>" in page and page.count("<p>json 0.5</p><p>polite none</p>") == 8
+    path.write_text('[{"step": 1}]')
+    assert 'id="sampled"' not in report_page([gather(run)])
 
 
 def test_examples_are_shown_token_by_token(tmp_path: Path) -> None:

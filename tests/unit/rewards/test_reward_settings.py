@@ -23,6 +23,11 @@ GRPO: dict[str, Any] = {
     "dataset__format": "prompt",
     "reward": [{"function": "json"}],
 }
+TAUGHT = {
+    "training__objective": "distillation",
+    "teacher": {"source": "Qwen/Qwen3-8B"},
+    "reward": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -47,13 +52,23 @@ GRPO: dict[str, Any] = {
         ({"reward": [{"function": "json"}] * 2}, "reward.0.name: json is there twice"),
         ({"training__validate_every_steps": 2}, "training.validate_every_steps: objective grpo has no"),
         ({"dataset__packing": "bfd"}, "dataset.packing: bfd is not possible with format prompt"),
-        ({"dataset__format": "text"}, "objective grpo and format prompt go together"),
-        ({"training__objective": "sft"}, "objective grpo and format prompt go together"),
+        ({"dataset__format": "text"}, "objective grpo, rloo or distillation and format prompt go together"),
+        ({"training__objective": "sft"}, "objective grpo, rloo or distillation and format prompt go together"),
         ({"engine": "torch"}, "training.objective: engine torch has no grpo"),
-        ({"grpo__generations": 3}, "grpo.generations: 3 does not divide the 8 answers of a step"),
+        ({"engine": "torch", "training__objective": "rloo"}, "training.objective: engine torch has no rloo"),
+        ({"sampling__generations": 3}, "sampling.generations: 3 does not divide the 8 answers of a step"),
         ({"parallelism__sharding": "zero3"}, "parallelism.sharding: zero3 has not been tried with objective grpo"),
+        ({"lora__modules_to_save": ["lm_head"]}, "lora.modules_to_save: TRL samples answers without autocast"),
+        ({"teacher": {"source": "a/b"}}, "teacher: has no effect without training.objective distillation"),
+        ({"training__objective": "distillation"}, "reward: has no effect without training.objective grpo or rloo"),
+        ({"training__objective": "distillation", "reward": []}, "teacher: is missing"),
+        ({**TAUGHT, "sampling__generations": 2}, "sampling.generations: has no effect with objective distillation"),
+        ({**TAUGHT, "training__validate_every_steps": 2}, "objective distillation has no validation loss"),
+        ({**TAUGHT, "parallelism__sharding": "zero3"}, "zero3 has not been tried with objective distillation"),
+        ({**TAUGHT, "trl": {"beta": 0.1}}, "set teacher.beta instead"),
+        ({**TAUGHT, "engine": "torch"}, "training.objective: engine torch has no distillation"),
         ({"trl": {"use_vllm": True}}, "trl: use_vllm is not supported"),
-        ({"trl": {"beta": 0.1}}, "set grpo.beta instead"),
+        ({"trl": {"beta": 0.1}}, "set sampling.beta instead"),
         ({"trl": {"num_iterations": 2}}, "'num_iterations' is not one of the settings"),
     ],
 )
@@ -88,10 +103,10 @@ def test_a_head_node_without_jsonschema_leaves_schemas_to_the_jobs(
 
 def test_an_answer_must_fit_after_its_prompt(tmp_path: Path) -> None:
     """The model's positions are known once its config.json is."""
-    config = load(tmp_path, **GRPO, dataset__max_length=1024, grpo__max_completion_length=1024)
+    config = load(tmp_path, **GRPO, dataset__max_length=1024, sampling__max_completion_length=1024)
     check = partial(limits_of("trl").check_model_config, config, degrees_of(config))
     check({"model_type": "llama", "max_position_embeddings": 2048})
-    with pytest.raises(UserError, match=r"^grpo.max_completion_length: an answer of 1024 .* model's 2047 positions"):
+    with pytest.raises(UserError, match=r"^sampling.max_completion_length: .* 1024 .* model's 2047 positions"):
         check({"model_type": "llama", "max_position_embeddings": 2047})
 
 
@@ -119,4 +134,4 @@ def test_a_run_depends_on_what_is_in_the_file_not_on_where_it_is(tmp_path: Path)
         assert run_file.resolve(config, Path("/")) == config
         ids.append(plan(config).run_id)
     assert ids[0] == ids[1] != ids[2]
-    assert plan(load(tmp_path, **GRPO)).run_id != plan(load(tmp_path, **GRPO | {"grpo__beta": 0.1})).run_id
+    assert plan(load(tmp_path, **GRPO)).run_id != plan(load(tmp_path, **GRPO | {"sampling__beta": 0.1})).run_id
