@@ -173,24 +173,47 @@ def _check_objective(config: RunConfig) -> None:
             raise ValueError(f"{key}: has no effect without training.objective grpo; remove it")
     if grpo:
         _check_rewards(config)
+    if dataset.images:
+        _check_images(config)
     if dpo and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if dpo and dataset.loss_on != "completion":
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
 
 
+def _check_images(config: RunConfig) -> None:
+    """Messages say where an image is. Its tokens are neither trained nor cut; those of other images may be the same."""
+    if other := next((form for form in config.dataset.formats if form != "chat"), None):
+        raise ValueError(f"dataset.images: rows of format {other} have none; set dataset.format to chat")
+    alone = {"reasoning": ("drop", "train"), "deduplicate": (False,)}
+    _check_possible(config.dataset, "dataset.images", _UNPACKED | alone)
+
+
+# Each example is a row, whose prompt is whole and not trained.
+_UNPACKED: dict[str, tuple[Any, ...]] = {
+    "packing": ("auto", "none"),
+    "overlong": ("drop",),
+    "loss_on": ("completion",),
+}
+
+
+def _check_possible(dataset: Data, why: str, possible: dict[str, tuple[Any, ...]]) -> None:
+    for key, values in possible.items():
+        if (value := getattr(dataset, key)) not in values:
+            given, other = (str(one).lower() for one in (value, values[-1]))
+            raise ValueError(f"dataset.{key}: {given} is not possible with {why}; set it to {other}")
+
+
 def _check_rewards(config: RunConfig) -> None:
     """What GRPO needs, and what it has none of."""
-    dataset, names = config.dataset, [reward.known_as for reward in config.reward]
+    names = [reward.known_as for reward in config.reward]
     if not config.reward:
         raise ValueError("reward: is missing; list at least one function for objective grpo (docs/engines.md)")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"reward.{names.index(twice)}.name: {twice} is there twice; give one of them another name")
     if config.training.validate_every_steps:
         raise ValueError("training.validate_every_steps: objective grpo has no validation loss; remove it")
-    for key, possible in (("packing", ("auto", "none")), ("overlong", ("drop",)), ("loss_on", ("completion",))):
-        if (value := getattr(dataset, key)) not in possible:
-            raise ValueError(f"dataset.{key}: {value} is not possible with format prompt; set it to {possible[-1]}")
+    _check_possible(config.dataset, "format prompt", _UNPACKED)
 
 
 def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:

@@ -48,6 +48,8 @@ def check_settings(config: RunConfig) -> None:
         )
     if config.training.objective == "grpo":
         raise UserError("training.objective: engine torch has no grpo", "set engine: trl")
+    if config.dataset.images:
+        raise UserError("dataset.images: engine torch trains on text only", "set engine: trl, or leave it out")
     if config.training.objective == "dpo":
         _check_preferences(config)
     if config.dataset.max_target_length is not None:
