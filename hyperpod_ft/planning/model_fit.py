@@ -70,16 +70,18 @@ def check_model_directory(
     own_attention = packs and not is_encoder_decoder(model_config)
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
-    unknown = _unknown(shape, model_config) if available(config) else ""
+    unknown = _unknown(config, shape, model_config) if available(config) else ""
     return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
 
 
-def _unknown(shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:
+def _unknown(config: RunConfig, shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:
     family = of_language_model(model_config).get("model_type") or "(none)"
     if shape is None:
         return f"config.json does not give the sizes of {family} models; those of most types are known after download"
     if isinstance(shape, UndividedShape) and not shape.complete:
         return f"at least that: what layers of {family} models keep beside their matrices is not counted"
+    if config.dataset.images:
+        return "at least that: what reads images is not counted"
     return ""
 
 

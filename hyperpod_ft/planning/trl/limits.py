@@ -6,7 +6,7 @@ They are those of TRL 1.16 and accelerate 1.15, and of what the kit has tried wi
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, of_language_model
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
@@ -19,6 +19,8 @@ FAMILIES = (
     *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
     *("gemma2", "gemma3_text", "olmo2", "phi3"),
 )
+# Those that read images, and their language models.
+IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3_vl_text"}
 _TORCH_ONLY = (
     "parallelism.context_parallel",
     "parallelism.degrees",
@@ -58,6 +60,10 @@ def check_settings(config: RunConfig) -> None:
     require_defaults(config, _TORCH_ONLY, "only engine torch supports it")
     if config.training.method == "lora":
         _check_lora(config)
+    if config.dataset.images:
+        if config.training.method == "full":
+            raise UserError("training.method: full has not been tried with dataset.images", "set it to lora")
+        require_defaults(config, ("lora.modules_to_save",), "has not been tried with dataset.images")
     settings.check(config.training.objective, config.trl)
 
 
@@ -109,6 +115,11 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             " (training.micro_batch_size x gradient_accumulation_steps x data-parallel ranks)",
             "change one of them",
         )
+    if config.dataset.images and config.parallelism.sharding in ("zero2", "zero3"):
+        raise UserError(
+            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with dataset.images",
+            "leave it out",
+        )
     whole = config.training.objective == "dpo" and config.training.method == "full"
     if whole and config.parallelism.sharding in ("zero2", "zero3"):
         raise UserError(
@@ -118,12 +129,20 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 
 def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
-    check_family(config, degrees, str(model_config.get("model_type", "")))
+    family = str(model_config.get("model_type", ""))
+    if config.dataset.images and family in IMAGE_FAMILIES:
+        family = str(of_language_model(model_config).get("model_type", ""))
+    check_family(config, degrees, family)
 
 
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
     """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
-    if family not in FAMILIES:
+    if config.dataset.images and family not in IMAGE_FAMILIES.values():
+        raise UserError(
+            f"dataset.images: engine trl has not been tried with images for models of type {shown(family)}",
+            f"choose a model of type {', '.join(IMAGE_FAMILIES)}, or leave it out",
+        )
+    if not config.dataset.images and family not in FAMILIES:
         raise UserError(
             f"model.source: engine trl has not been tried with models of type {shown(family)}",
             f"set engine: torch, or choose a model of type {', '.join(FAMILIES)}",

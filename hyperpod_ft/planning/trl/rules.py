@@ -24,7 +24,7 @@ def generates_on_accelerators(config: RunConfig) -> bool:
 
 
 def imports(config: RunConfig) -> tuple[str, ...]:
-    return ("trl", *ATTENTION[attention(config)])
+    return ("trl", *ATTENTION[attention(config)], *(("PIL",) if config.dataset.images else ()))
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
@@ -59,9 +59,8 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
     if given == "replicated" or ranks == 1 or not room:
         return Layout(degrees, replicated)
     fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
-    whole = config.training.objective == "grpo" or (
-        config.training.objective == "dpo" and config.training.method == "full"
-    )
+    full_dpo = config.training.objective == "dpo" and config.training.method == "full"
+    whole = config.training.objective == "grpo" or config.dataset.images or full_dpo
     return Layout(degrees, replicated if fits or whole else sharded)
 
 
