@@ -175,6 +175,8 @@ def _check_objective(config: RunConfig) -> None:
         _check_rewards(config)
     if dataset.images:
         _check_images(config)
+    elif config.lora.image_tower:
+        raise ValueError("lora.image_tower: has no effect without dataset.images; remove it")
     if dpo and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if dpo and dataset.loss_on != "completion":
@@ -240,6 +242,8 @@ def _check_endpoint(config: RunConfig, section: Deploy) -> None:
             "deploy: vLLM does not serve encoder-decoders; remove the section, and serve the tuned model with"
             " `hyperpod-ft serve`"
         )
+    if config.dataset.images:
+        raise ValueError("deploy: endpoints have not been tried with dataset.images; remove the section")
     if section.model == "merged":
         return
     if config.training.method != "lora":

@@ -6,10 +6,11 @@ They are those of TRL 1.16 and accelerate 1.15, and of what the kit has tried wi
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, of_language_model
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import IMAGE_TOWERS
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl import settings
@@ -19,8 +20,8 @@ FAMILIES = (
     *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
     *("gemma2", "gemma3_text", "olmo2", "phi3"),
 )
-# Those that read images, and their language models.
-IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3_vl_text"}
+# Those that read images, each with the type that has its language model's parameters.
+IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3"}
 _TORCH_ONLY = (
     "parallelism.context_parallel",
     "parallelism.degrees",
@@ -130,19 +131,22 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
     family = str(model_config.get("model_type", ""))
-    if config.dataset.images and family in IMAGE_FAMILIES:
-        family = str(of_language_model(model_config).get("model_type", ""))
-    check_family(config, degrees, family)
-
-
-def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
-    """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
-    if config.dataset.images and family not in IMAGE_FAMILIES.values():
+    if config.dataset.images and family not in IMAGE_FAMILIES:
         raise UserError(
             f"dataset.images: engine trl has not been tried with images for models of type {shown(family)}",
             f"choose a model of type {', '.join(IMAGE_FAMILIES)}, or leave it out",
         )
-    if not config.dataset.images and family not in FAMILIES:
+    if config.lora.image_tower and family not in IMAGE_TOWERS:
+        raise UserError(
+            f"lora.image_tower: engine trl has not been tried with the tower of type {shown(family)}",
+            f"leave it out, or choose a model of type {', '.join(IMAGE_TOWERS)}",
+        )
+    check_family(config, degrees, IMAGE_FAMILIES[family] if config.dataset.images else family)
+
+
+def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
+    """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
+    if family not in FAMILIES:
         raise UserError(
             f"model.source: engine trl has not been tried with models of type {shown(family)}",
             f"set engine: torch, or choose a model of type {', '.join(FAMILIES)}",
