@@ -142,7 +142,7 @@ class Lora(Section):
     )
     image_tower: bool = Field(
         False,
-        description="With dataset.images: adapters in the linear layers of what reads images too (Qwen3-VL).",
+        description="With dataset.images: adapters in what reads images too (Qwen3-VL).",
     )
     rslora: bool = Field(False, description="Rank-stabilized LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (not engine neuron).")
