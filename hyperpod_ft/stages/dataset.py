@@ -56,7 +56,6 @@ from hyperpod_ft.stages.stage import Result, main
 _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor's cache takes half the time
 _TOKENS_IN_MEMORY = 1 << 21  # read at once: the more, the fewer of the files' pages are read again
 _COUNTED = 1 << 16  # examples whose tokens are counted at once
-_IMAGE_ROWS = 64  # examples whose images are in memory at once
 _SAMPLES_PER_SPLIT = 256
 _SHOWN = 10  # examples that the report shows token by token
 
@@ -237,10 +236,12 @@ def _write_image_rows(
     directory: Path, chosen: Numbers, sources: Sequence[TokenizedSource], encoder: Encoder, storing: StoringImages
 ) -> None:
     """The text of a split's rows, each an example, and their images."""
-    as_written, numbers = replace(encoder, images=ImageReader(None)), np.unique(chosen)
+    as_written = replace(encoder, images=ImageReader(None))
     rows: dict[int, ImageRow] = {}
-    for first, stop in prepared.blocks_of(len(numbers), _IMAGE_ROWS):
-        for number, one in read(sources, numbers[first:stop], as_written).items():
+    # each chunk is read once, whose images were in memory together before
+    edges = [source.first + end for source in sources for end in source.ends]
+    for of_chunk in np.split(numbers := np.unique(chosen), np.searchsorted(numbers, edges)):
+        for number, one in read(sources, of_chunk, as_written).items():
             (example,) = one.documents
             answer = example.segments[-1].text
             ends = encoder.backend.encode([answer]).ids[-1] in encoder.special_ids

@@ -10,8 +10,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.images.stored import ImageRows
+from hyperpod_ft.data.inspection.examples import inspect
 from hyperpod_ft.data.prepared import PreparedDataset
+from hyperpod_ft.data.reading import RawRow
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
@@ -34,7 +38,7 @@ def prepared(base: Path, model: Path, rows: Iterable[Mapping[str, Any]] | pa.Tab
     folder = base / "data" / "rows"
     folder.mkdir(parents=True)
     if isinstance(rows, pa.Table):
-        parquet.write_table(rows, folder / "rows.parquet")
+        parquet.write_table(rows, folder / "rows.parquet", row_group_size=1)
     else:
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "red.png").write_bytes(RED)
@@ -95,7 +99,8 @@ def test_every_form_of_an_image_becomes_the_same_row(tmp_path: Path, model: Path
 def test_images_in_parquet_are_as_hugging_face_datasets_write_them(tmp_path: Path, model: Path) -> None:
     message = [{"role": "user", "content": "how many"}, {"role": "assistant", "content": "fox"}]
     images = [[{"bytes": BLUE, "path": None}], [{"bytes": None, "path": "red.png"}]]
-    run = prepared(tmp_path, model, pa.table({"images": images, "messages": [message, message]}))
+    table = pa.table({"images": images, "messages": [message, message]})
+    run = prepared(tmp_path, model, table, workers=2)
     kept = ImageRows(run.paths.dataset_path / "train")
     assert sorted([kept[0][1], kept[1][1]]) == sorted([[BLUE], [RED]])
 
@@ -142,3 +147,9 @@ def test_a_row_is_as_long_as_its_images_make_it(tmp_path: Path, model: Path) -> 
     run = prepared(tmp_path, model, rows, max_length=96, max_bad_rows=1)
     report = PreparedDataset.open(run.paths.dataset_path).report()
     assert report["bad_reasons"] == {"longer than max_length": 1} and report["images"] == 1
+
+
+def test_data_show_refuses_such_rows_in_one_line(model: Path) -> None:
+    given = Dataset.model_validate({"source": "./rows.jsonl", "format": "chat", "images": True})
+    with pytest.raises(UserError, match=r"^dataset\.images: such rows are shown by the run's report"):
+        inspect(RawRow("rows.jsonl:1", {"messages": asked(IMAGE)}), given, Encoder.load(model, chat=True))
