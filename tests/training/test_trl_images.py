@@ -20,6 +20,8 @@ from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.engines.trl.images import ImageBatches
 from hyperpod_ft.planning.families import IMAGE_TOWERS
+from hyperpod_ft.report.facts import dataset_facts
+from hyperpod_ft.report.gather import gather
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.answers.answering import Answering
@@ -90,6 +92,7 @@ def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: 
     record = tuned.journal.record("train")
     assert record is not None and record.facts["resumed_from"] == [16]
     assert [row["step"] for row in metrics(tuned)] == list(range(1, 49))
+    assert "Images" in dict(dataset_facts(gather(tuned)))
     found = Samples.read(tuned.paths.samples_path)
     assert found is not None
     exact = found.exact_match["validation"]

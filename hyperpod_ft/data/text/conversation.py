@@ -18,6 +18,7 @@ BESIDE_MESSAGES = ("system", "tools", "chat_template_kwargs")  # columns that be
 IMAGE = "\ufdd0"  # an image in a message's text: a code point that Unicode will never assign to a character
 _IMAGE_PARTS = ("image", "image_url", "input_image")
 _IMAGE_KEYS = ("image", "image_url", "url", "path")  # of such a part; without any, it is the next of the row's column
+_OF_LLAVA = "<image>"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -81,7 +82,7 @@ def of_messages(
 ) -> Conversation:
     """A conversation of messages as OpenAI's API takes them; `tools` may also be JSON text. Raises RowError.
 
-    `images`: those of image parts that name none, in their order; without such parts, of the first user's message.
+    `images`: those of image parts that name none, in their order; without such parts, `_Images.placed` says where.
     """
     if not messages:
         raise RowError("no messages")
@@ -91,8 +92,13 @@ def of_messages(
     )
     found = _Images(read_image, images) if read_image else None
     made = tuple(_message(message, number, found) for number, message in enumerate(messages, 1))
+    if found:
+        made = found.placed(made)
+    for place, message in enumerate(made):
+        if message["role"] == "assistant" and IMAGE in message["content"]:
+            raise RowError("image in an answer", f"message {place + 1}")
     return Conversation(
-        found.placed(made) if found else made,
+        made,
         _tools(tools),
         _template_kwargs(template_kwargs),
         untrained,
@@ -119,15 +125,19 @@ class _Images:
         self.contents.append(self._read(given["url"] if of_openai else given))
 
     def placed(self, messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
-        """The messages, the first of the user's with the images that no part stands for."""
-        left = len(self._column) - self._taken
-        first = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
-        if not left:
+        """The messages with the images that no part stands for: where `<image>` is, or before the first question."""
+        if self._taken == len(self._column):
             return messages
+        first = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
         if self.contents or first is None:
             raise RowError("more images than image parts", f"the row has {len(self._column)} images")
         self.contents += map(self._read, self._column)
-        asked = {**messages[first], "content": IMAGE * left + messages[first]["content"]}
+        written = sum(message["content"].count(_OF_LLAVA) for message in messages)
+        if written not in (0, len(self._column)):
+            raise RowError(f"another number of {_OF_LLAVA} than images", f"{written}, {len(self._column)} images")
+        if written:
+            return tuple({**one, "content": one["content"].replace(_OF_LLAVA, IMAGE)} for one in messages)
+        asked = {**messages[first], "content": IMAGE * len(self._column) + messages[first]["content"]}
         return (*messages[:first], asked, *messages[first + 1 :])
 
 
@@ -183,8 +193,6 @@ def _message(given: Any, number: int, images: _Images | None) -> Mapping[str, An
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
     says_more = "tool_calls" in message or REASONING[0] in message
     message["content"] = _text(message.get("content"), number, images, may_be_missing=says_more)
-    if message["role"] == "assistant" and IMAGE in message["content"]:
-        raise RowError("image in an answer", f"message {number}")
     return message
 
 

@@ -77,6 +77,10 @@ def test_every_form_of_an_image_becomes_the_same_row(tmp_path: Path, model: Path
         {"messages": asked({"type": "image", "image": url}, text("how many"))},
         {"messages": asked({"type": "image_url", "image_url": {"url": url}}, text("how many"))},
         {"images": ["red.png"], "prompt": plain[:1], "completion": plain[1:]},
+        {
+            "image": "red.png",
+            "conversations": [{"from": "human", "value": "<image>how many"}, {"from": "gpt", "value": "fox"}],
+        },
         {"messages": plain},
         {"images": ["red.png", "blue.JPG"], "messages": asked(text("the"), IMAGE, text("or"), IMAGE)},
     ]
@@ -84,16 +88,16 @@ def test_every_form_of_an_image_becomes_the_same_row(tmp_path: Path, model: Path
     found = PreparedDataset.open(run.paths.dataset_path)
     kept = ImageRows(run.paths.dataset_path / "train")
     made = sorted((kept[row] for row in range(len(rows))), key=lambda one: (len(one[1]), one[0].prompt))
-    assert {row.prompt for row, _ in made[1:8]} == {made[1][0].prompt}
+    assert {row.prompt for row, _ in made[1:9]} == {made[1][0].prompt}
     assert made[0][0].prompt == made[1][0].prompt.replace(PLACE, "") and made[0][1] == []
-    assert [images for _, images in made[1:]] == [[RED]] * 7 + [[RED, BLUE]]
-    assert f"the{PLACE}or{PLACE}" in made[8][0].prompt
+    assert [images for _, images in made[1:]] == [[RED]] * 8 + [[RED, BLUE]]
+    assert f"the{PLACE}or{PLACE}" in made[9][0].prompt
     assert {row.completion for row, _ in made} == {"fox<|im_end|>"}
     report = found.report()
-    assert report["images"] == 2 and report["rows_used"] == 9
+    assert report["images"] == 2 and report["rows_used"] == 10
     assert (run.paths.dataset_path / "images.bin").stat().st_size == len(RED) + len(BLUE)
     samples = found.samples("train")
-    assert sorted(len(found.images(sample)) for sample in samples) == [0, *[1] * 7, 2]
+    assert sorted(len(found.images(sample)) for sample in samples) == [0, *[1] * 8, 2]
 
 
 def test_images_in_parquet_are_as_hugging_face_datasets_write_them(tmp_path: Path, model: Path) -> None:
@@ -127,6 +131,10 @@ def test_each_answer_of_a_conversation_is_a_row(tmp_path: Path, model: Path) -> 
         ({"images": [7], "messages": asked(IMAGE)}, "neither a path nor bytes: it is int"),
         ({"images": ["red.png"], "messages": asked(IMAGE, IMAGE)}, "more image parts than images"),
         ({"images": ["red.png"] * 3, "messages": asked(IMAGE, IMAGE)}, "more images than image parts"),
+        (
+            {"images": ["red.png"], "messages": asked(text("<image> or <image>"))},
+            "another number of <image> than images",
+        ),
         ({"messages": asked(text("the <|image_pad|>"))}, "writes another number of images: 1, and the row has 0"),
         ({"messages": asked(text("the <|video_pad|>"))}, "text with a token of images"),
         ({"messages": asked(text("the \ufdd0"))}, r"text with the character U\+FDD0"),
