@@ -2,7 +2,7 @@
 
 import runpy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,20 @@ class KilledError(BaseException):
     """In place of the end of the process."""
 
 
-def prepared(base: Path, model_type: str, pictures: int, lora: dict[str, Any] | None = None, **training: Any) -> Run:
-    """A run of pictures of one question, whose rows are prepared."""
-    if lora is None:
-        lora = {}
+def prepared(
+    base: Path,
+    model_type: str,
+    pictures: int,
+    lora: Mapping[str, Any] = {},
+    questions: Sequence[str] = ("color",),
+    **training: Any,
+) -> Run:
+    """A run of pictures with these questions, whose rows are prepared."""
     tiny_images.save(base / "model", model_type, hidden=64)
-    PICTURES["write"](base / "data", pictures, questions=("color",))
+    PICTURES["write"](base / "data", pictures, questions=questions)
     more = {
         "engine": "trl",
-        "lora": {"r": 32, "alpha": 64} | lora,
+        "lora": {"r": 32, "alpha": 64, **lora},
         "training": TRAINING | training,
         "generate": {"train_samples": 0, "validation_samples": 20, "max_new_tokens": 8},
     }
@@ -171,6 +176,17 @@ def test_bf16_recomputed_layers_and_a_restart_change_no_loss(tmp_path: Path, mod
     merge.work(run)
     assert verify(run.paths.tuned_model, base=run.paths.base_model, adapter=run.paths.adapter).findings == ()
     assert {"visual" in name for name in changed(run)} == {False, tower}
+
+
+def test_a_step_has_the_mean_loss_of_its_tokens_however_it_is_divided(tmp_path: Path) -> None:
+    """Answers differ in length."""
+    curves = []
+    for rows in (4, 1):
+        divided = {"micro_batch_size": rows, "gradient_accumulation_steps": 4 // rows, "max_steps": 3}
+        run = prepared(tmp_path / str(rows), "qwen3_vl", 20, questions=("color", "count"), **divided)
+        train_here(run)
+        curves.append([value for _, *values in curve(run) for value in values])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("model_type", tiny_images.TYPES)

@@ -117,6 +117,9 @@ def build(
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:  # PEFT leaves modules that are trained whole in bf16
             parameter.data = parameter.data.float()
+    if config.dataset.images:
+        # the forward pass of these types takes no count of a step's tokens, but TRL's loss does
+        trainer.model_accepts_loss_kwargs = True
     trainer.train_dataset = order
     trainer.remove_callback(PrinterCallback)  # the kit prints the steps
     return trainer, collator
