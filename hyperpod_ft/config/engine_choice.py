@@ -9,6 +9,8 @@ def lacking(config: RunConfig) -> str:
     """What engine torch does not have of a run file, by the objective's name or its key; empty if it has all."""
     if config.training.objective not in TORCH_OBJECTIVES:
         return config.training.objective
+    if config.dataset.images:
+        return "dataset.images"
     return f"trl.{next(iter(config.trl))}" if config.trl else ""
 
 

@@ -182,10 +182,37 @@ def _check_objective(config: RunConfig) -> None:
         raise ValueError("teacher: has no effect without training.objective distillation; remove it")
     if config.training.samples_answers:
         _check_answers(config)
+    if dataset.images:
+        _check_images(config)
+    elif config.lora.image_tower:
+        raise ValueError("lora.image_tower: has no effect without dataset.images; remove it")
     if dpo and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if dpo and dataset.loss_on != "completion":
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
+
+
+def _check_images(config: RunConfig) -> None:
+    """Messages say where an image is. Its tokens are neither trained nor cut; those of other images may be the same."""
+    if other := next((form for form in config.dataset.formats if form != "chat"), None):
+        raise ValueError(f"dataset.images: rows of format {other} have none; set dataset.format to chat")
+    alone = {"reasoning": ("drop", "train"), "deduplicate": (False,)}
+    _check_possible(config.dataset, "dataset.images", _UNPACKED | alone)
+
+
+# Each example is a row, whose prompt is whole and not trained.
+_UNPACKED: dict[str, tuple[Any, ...]] = {
+    "packing": ("auto", "none"),
+    "overlong": ("drop",),
+    "loss_on": ("completion",),
+}
+
+
+def _check_possible(dataset: Data, why: str, possible: dict[str, tuple[Any, ...]]) -> None:
+    for key, values in possible.items():
+        if (value := getattr(dataset, key)) not in values:
+            given, other = (str(one).lower() for one in (value, values[-1]))
+            raise ValueError(f"dataset.{key}: {given} is not possible with {why}; set it to {other}")
 
 
 def _listed(form: str) -> str:
@@ -195,7 +222,7 @@ def _listed(form: str) -> str:
 
 def _check_answers(config: RunConfig) -> None:
     """What learning from answers needs, and what it has none of."""
-    dataset, names = config.dataset, [reward.known_as for reward in config.reward]
+    names = [reward.known_as for reward in config.reward]
     if config.training.has_rewards and not config.reward:
         raise ValueError(
             f"reward: is missing; objective {config.training.objective} needs at least one function (docs/methods.md)"
@@ -212,9 +239,7 @@ def _check_answers(config: RunConfig) -> None:
         raise ValueError(
             f"training.validate_every_steps: objective {config.training.objective} has no validation loss; remove it"
         )
-    for key, possible in (("packing", ("auto", "none")), ("overlong", ("drop",)), ("loss_on", ("completion",))):
-        if (value := getattr(dataset, key)) not in possible:
-            raise ValueError(f"dataset.{key}: {value} is not possible with format prompt; set it to {possible[-1]}")
+    _check_possible(config.dataset, "format prompt", _UNPACKED)
 
 
 def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:
@@ -241,6 +266,8 @@ def _check_endpoint(config: RunConfig, section: Deploy) -> None:
             "deploy: vLLM does not serve encoder-decoders; remove the section, and serve the tuned model with"
             " `hyperpod-ft serve`"
         )
+    if config.dataset.images:
+        raise ValueError("deploy: endpoints have not been tried with dataset.images; remove the section")
     if section.model == "merged":
         return
     if config.training.method != "lora":

@@ -16,12 +16,14 @@ _USED = {
     "preference": ("prompt", "chosen", "rejected", *BESIDE_MESSAGES),
     "prompt": ("prompt", *BESIDE_MESSAGES),
 }
+_IMAGES = ("images", "image")
 _UNSEEN = "the model would not see {it}"
 _CONVERSATION = ("system", "system_prompt", "history")
 _ALIKE = "all would count alike"
 # Columns by which other tools train in another way, and what leaving them out does.
 _TRAINED_ELSEWHERE = {
-    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), "the kit trains on text only"),
+    **dict.fromkeys(_IMAGES, "without dataset.images, the kit trains on text only"),
+    **dict.fromkeys(("video", "videos", "audio", "audios"), _UNSEEN),
     **dict.fromkeys(_CONVERSATION, _UNSEEN),
     **dict.fromkeys(("tools", "functions", "chat_template_kwargs"), "the chat template would not get {it}"),
     **dict.fromkeys(("weight", "weights", "sample_weight"), _ALIKE),
@@ -34,7 +36,7 @@ LISTED = 50  # columns; a row may have any number
 def used(dataset: Dataset) -> frozenset[str]:
     """The columns that make the text of an example."""
     if dataset.prompt_template is None and dataset.completion_template is None:
-        return frozenset(_USED[dataset.format])
+        return frozenset((*_USED[dataset.format], *(_IMAGES if dataset.images else ())))
     from jinja2 import meta  # noqa: PLC0415 - only this format needs it
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 

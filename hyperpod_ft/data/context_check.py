@@ -11,6 +11,7 @@ from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.images.reader import ImagesBeside
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing.sources import ReadExample
 from hyperpod_ft.data.reading import RawRow
@@ -40,7 +41,8 @@ def chat_report(
     for number in chats:
         one, own = found[number], tokens.of(np.array([number]))
         (example,) = one.documents
-        compared += check(one.row, example, one.source.part.dataset, encoder.tokenizer, own.ids, own.trained)
+        images = encoder.images_of(one.row, one.source.directory)
+        compared += check(one.row, example, one.source.part.dataset, encoder.tokenizer, own.ids, own.trained, images)
     return ChatReport(
         turns=counts.turns,
         unrolled=counts.unrolled,
@@ -63,6 +65,7 @@ def check(
     tokenizer: Tokenizer,
     ids: NDArray[np.int32],
     trained: NDArray[np.bool_],
+    images: ImagesBeside | None = None,
 ) -> int:
     """Compare each turn's context in a prepared example with the ids that `serve` reads for the same messages.
 
@@ -70,11 +73,15 @@ def check(
     were compared. Raises UserError for a difference, for a context that is trained, for an answer that is not, and for
     one that does not end with a special token, at which a server stops.
     """
-    given = formats.conversation_of(dataset, row.values)
+    given = formats.conversation_of(dataset, row.values, images)
     learned, compared = ids.tolist(), 0
     for place in example.places:
         where = f"{row.where}: message {place + 1}"
-        served = tokenizers.prompt_ids(tokenizer, chat.request(given, tokenizer, place), chat=True)
+        asked = chat.request(given, tokenizer, place)
+        if images:
+            served = images.reader.ids(asked, given.images_before(place))
+        else:
+            served = tokenizers.prompt_ids(tokenizer, asked, chat=True)
         start = len(served)
         if start >= len(learned):
             break  # its answer was cut away

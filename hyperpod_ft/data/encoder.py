@@ -4,7 +4,7 @@ tiktoken takes a sixth of the time. Package `byte_level` decides for which model
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from hyperpod_ft.data import tokenizer
 from hyperpod_ft.data.byte_level import bpe
 from hyperpod_ft.data.byte_level.bpe import ByteLevelBpe
+from hyperpod_ft.data.images.reader import ImageReader, ImagesBeside
+from hyperpod_ft.data.reading import RawRow
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 
@@ -56,10 +58,15 @@ class Encoder:
     pad: int
     tokenizer: Tokenizer | None  # renders chats; None if it was not needed
     unknown: int | None = None  # what stands for text that no token spells; None: every text has its tokens
+    images: ImageReader | None = None  # of rows with images
 
     @classmethod
-    def load(cls, model: Path, *, chat: bool) -> "Encoder":
-        """Raises UserError when the model has no usable tokenizer. `chat`: it must also render chats."""
+    def load(cls, model: Path, *, chat: bool, images: bool = False) -> "Encoder":
+        """Raises UserError when the model has no usable tokenizer. `chat`: it must also render chats, `images`: those
+        that have some.
+        """
+        if images:
+            return replace(cls.load(model, chat=chat), images=ImageReader.load(model))
         described = bpe.read(model)
         ranked = RankedBackend.of(described, model / "tokenizer.json") if described else None
         if described is None or ranked is None or described.eos is None:
@@ -68,6 +75,10 @@ class Encoder:
             return cls.of(tokenizer.load(model), ranked)
         bos = described.opening if described.opening == (described.bos,) else ()
         return cls(ranked, bos, described.eos, described.eos if described.pad is None else described.pad, None)
+
+    def images_of(self, row: RawRow, directory: Path) -> ImagesBeside | None:
+        """The images of a row of the dataset in `directory`; None where rows have none."""
+        return ImagesBeside(self.images, row.folder(directory)) if self.images else None
 
     @property
     def special_ids(self) -> NDArray[np.int32]:

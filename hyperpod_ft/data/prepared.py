@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
+from hyperpod_ft.data.images import stored
+from hyperpod_ft.data.images.stored import Span
 from hyperpod_ft.data.mixing import source_report
 from hyperpod_ft.data.mixing.mixture import spread
 from hyperpod_ft.data.packing import PackedRows
@@ -35,14 +37,14 @@ class Sample:
     completion: str
     templated: bool = False  # a chat template wrote the prompt, with its special tokens
     source: str = ""  # the name of its source, of several
+    images: Sequence[Span] = ()  # where they are in the prepared dataset
 
     @classmethod
-    def of(cls, split: SplitName, example: Example, source: str = "") -> "Sample":
-        return cls(split, example.prompt, example.completion, example.templated, source)
+    def of(cls, split: SplitName, example: Example, source: str = "", images: Sequence[Span] = ()) -> "Sample":
+        return cls(split, example.prompt, example.completion, example.templated, source, images)
 
     def as_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        return values if self.source else {key: value for key, value in values.items() if key != "source"}
+        return {key: value for key, value in asdict(self).items() if value or key not in ("source", "images")}
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,10 @@ class PreparedDataset:
         lines = (self.directory / _SAMPLES).read_text(encoding="utf-8").split("\n")
         samples = [Sample(**json.loads(line)) for line in lines if line]
         return [sample for sample in samples if sample.split == split]
+
+    def images(self, sample: Sample) -> list[bytes]:
+        """The files of a sample's images."""
+        return stored.read(self.directory, sample.images) if sample.images else []
 
     def report(self) -> dict[str, Any]:
         """`report.json`; its keys are the fields of `data.report.DatasetReport`."""

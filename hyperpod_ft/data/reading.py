@@ -37,6 +37,10 @@ class RawRow:
     where: str
     values: dict[str, Any]
 
+    def folder(self, directory: Path) -> Path:
+        """That of its file, in the dataset's directory."""
+        return (directory / self.where.rpartition(":")[0]).parent
+
 
 @dataclass(frozen=True)
 class BadRow:
@@ -57,7 +61,7 @@ def chunks(directory: Path) -> list[Chunk]:
     """
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     found: list[Chunk] = []
-    data_files = [name for name in names if not source_files.is_hidden(name)]
+    data_files = [name for name in names if not source_files.is_hidden(name) and not source_files.is_image(name)]
     for name in data_files:
         found.extend(chunks_of(directory, name))
     if not data_files:

@@ -212,9 +212,12 @@ class DatasetReport:
     # empty where every example of one source is in an epoch once
     sources: tuple[SourceReport, ...] = ()
     chats: ChatReport | None = None  # sources of format chat
+    images: int = 0  # different ones
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
+        if not self.images:
+            del values["images"]
         if not self.sources:
             del values["sources"], values["validation_in_training"]
             return values
@@ -241,6 +244,8 @@ class DatasetReport:
             f"tokens: {self.tokens:,}, loss on {self.label_tokens:,} ({self.label_tokens / self.tokens:.1%});"
             f" examples truncated: {self.truncated:,}, dropped as too long: {self.dropped:,}"
         )
+        if self.images:
+            yield f"images: {self.images:,}, which are part of these tokens"
         if self.chats:
             yield from self.chats.lines()
         if self.unknown_tokens:

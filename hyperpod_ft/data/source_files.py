@@ -16,6 +16,7 @@ _DEFAULT = Dataset.model_fields["split"].default
 _PATTERNS = Dataset.model_fields["files"].default
 # Of a dataset, by the Hub, `datasets` and LLaMA-Factory: they match `*.json` and have no rows.
 _DESCRIPTIONS = {"dataset_infos.json", "dataset_info.json", "dataset_dict.json"}
+_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _KEYWORD = re.compile(
     r"(?<![^-._ 0-9/])"
     r"(?:(?P<train>train|training)|(?P<validation>validation|valid|dev|val)|(?P<test>test|testing|eval|evaluation))"
@@ -35,7 +36,7 @@ def chosen(names: Sequence[str], source: str, patterns: Sequence[str], split: st
         matching, splits = list(names), {_DEFAULT: list(names)}
     else:
         matching = _matching(names, source, patterns)
-        splits = _by_split(matching)
+        splits = _by_split([name for name in matching if not is_image(name)])
     wanted = split.partition("[")[0]
     only = tuple(patterns) != _PATTERNS and len(splits) == 1 and wanted == _DEFAULT
     if wanted == ALL or only:  # patterns of the user's own that name one split have chosen it
@@ -45,7 +46,8 @@ def chosen(names: Sequence[str], source: str, patterns: Sequence[str], split: st
             f"dataset.split: {source} has no split {wanted!r}; by its files' names it has {', '.join(sorted(splits))}",
             f"set it to one of them, or to {ALL} for every file that dataset.files matches",
         )
-    return sorted(splits[wanted])
+    # of whatever split the rows are that name them
+    return sorted([*splits[wanted], *filter(is_image, matching)])
 
 
 def _matching(names: Sequence[str], source: str, patterns: Sequence[str]) -> list[str]:
@@ -69,6 +71,11 @@ def is_hidden(name: str) -> bool:
     """Whether a file or one of its directories begins with a dot."""
     # `..` is not hidden: the download rejects it
     return any(part.startswith(".") and part != ".." for part in name.split("/"))
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is named by rows, and has none itself."""
+    return name.lower().endswith(_IMAGES)
 
 
 def _by_split(names: Sequence[str]) -> dict[str, list[str]]:

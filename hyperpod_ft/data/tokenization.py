@@ -99,7 +99,8 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
             continue
         unused.add(row.where, row.values)
         try:
-            made.append(formats.examples(dataset, row.values, encoder.tokenizer))
+            images = encoder.images_of(row, directory)
+            made.append(formats.examples(dataset, row.values, encoder.tokenizer, images))
             rows.append((ordinal, row))
         except RowError as error:
             bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))

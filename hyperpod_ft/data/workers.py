@@ -12,7 +12,7 @@ from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize_chunk
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.processes import usable_cpus
 
-# 4 MB of text: less is tokenized in the time that a process takes to start and to send its results.
+# 4 MB of text: less is tokenized in the time that a process takes to start and to send its results. Images take more.
 _CHUNKS_WORTH_A_PROCESS = 16
 
 
@@ -22,7 +22,8 @@ def tokenize_all(
     """Each chunk tokenized, in order. Raises what `tokenize_chunk` raises, and UserError when a process is killed."""
     # One thread per process: there is a process per CPU, and forking is safe only without threads.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    count = min(dataset.workers or min(usable_cpus(), len(chunks) // _CHUNKS_WORTH_A_PROCESS), len(chunks))
+    worth = 1 if dataset.images else _CHUNKS_WORTH_A_PROCESS
+    count = min(dataset.workers or min(usable_cpus(), len(chunks) // worth), len(chunks))
     if count > 1:
         yield from _in_processes(count, directory, chunks, dataset, encoder)
     else:

@@ -49,7 +49,7 @@ class PackedSplit:
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError when the split in `directory` is damaged or empty."""
-        self._split = open_split(directory)
+        self.directory, self._split = directory, open_split(directory)
         if not len(self):
             raise UserError(f"{directory}: has no rows", "add data, or raise dataset.max_length")
 

@@ -41,11 +41,9 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from hyperpod_ft import digests, publish
-from hyperpod_ft.checkpoint.adapters.lora_config import in_language_model
 from hyperpod_ft.checkpoint.consolidate import check_fit
 from hyperpod_ft.checkpoint.formats.model_directory import (
     is_encoder_decoder,
-    is_image_text,
     of_language_model,
     read_config,
 )
@@ -63,7 +61,7 @@ from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.errors import VOLUME_ERRORS, UserError
 from hyperpod_ft.planning.families import family_of
-from hyperpod_ft.planning.lora import targets
+from hyperpod_ft.planning.lora import target_modules
 from hyperpod_ft.runs.training_paths import BEST, checkpoint_name
 
 if TYPE_CHECKING:
@@ -256,11 +254,10 @@ def describe_lora(
     model_config = of_language_model(whole_config)
     model_type = str(model_config.get("model_type", ""))
     family = family_of(model_type)
-    wanted = targets(lora, model_type) if modules is None else modules
     return LoraDescription.model_validate(
         lora.model_dump()
         | {
-            "target_modules": in_language_model(wanted) if wanted and is_image_text(whole_config) else wanted,
+            "target_modules": target_modules(lora, whole_config, modules),
             "target_parameters": parameters,
             "fan_in_fan_out": family is not None and family.transposed,
             "task": "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM",

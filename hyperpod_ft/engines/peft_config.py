@@ -1,19 +1,23 @@
 """The section `lora` of a run file as PEFT's configuration, for the engines whose trainers use PEFT."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from peft import LoraConfig
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.lora import targets
+from hyperpod_ft.planning.lora import target_modules
 
 
-def lora_config(config: RunConfig, family: str) -> LoraConfig:
-    """`family`: config.json's model_type. Targets are named as in the model's files."""
+def lora_config(config: RunConfig, model_config: Mapping[str, Any]) -> LoraConfig:
+    """`model_config`: config.json. Targets are named as in the model's files."""
     lora = config.lora
+    modules = target_modules(lora, model_config)
     return LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type] # PEFT only divides it
         lora_dropout=lora.dropout,
-        target_modules=list(targets(lora, family)),
+        target_modules=modules if isinstance(modules, str) else list(modules),
         modules_to_save=list(lora.modules_to_save) or None,
         use_rslora=lora.rslora,
         use_dora=lora.dora,

@@ -1,7 +1,7 @@
 """Greedy answers of a language model, in batches."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +23,17 @@ class GreedyAnswer:
 
 
 def answers(
-    model: PreTrainedModel, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    inputs_of: Callable[[Sequence[int]], Mapping[str, torch.Tensor]] | None = None,
 ) -> list[GreedyAnswer]:
     """The model's greedy answer to each prompt (token ids), in order.
 
     Batches hold prompts of similar length, padded on the left and masked, so that every answer of a causal model begins
-    where its prompt ends. Sampling settings of the model's own generation_config.json are ignored.
+    where its prompt ends. Sampling settings of the model's own generation_config.json are ignored. `inputs_of`: what
+    the model gets for prompts by their numbers, likewise, where that is more than ids and a mask.
     """
     padding = pad_id(tokenizer)
     stops = make_greedy(model, tokenizer)
@@ -37,9 +42,8 @@ def answers(
     printed = time.monotonic()
     for first in range(0, len(order), _BATCH_PROMPTS):
         batch = order[first : first + _BATCH_PROMPTS]
-        for number, ids in zip(
-            batch, _batch(model, [prompts[number] for number in batch], padding, max_new_tokens), strict=True
-        ):
+        inputs = inputs_of(batch) if inputs_of else _inputs([prompts[number] for number in batch], padding)
+        for number, ids in zip(batch, _batch(model, inputs, max_new_tokens), strict=True):
             found[number] = _answer(tokenizer, ids, stops)
         if time.monotonic() - printed > _PROGRESS_SECONDS:
             printed = time.monotonic()
@@ -47,17 +51,18 @@ def answers(
     return [found[number] for number in range(len(prompts))]
 
 
-@torch.inference_mode()
-def _batch(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], padding: int, max_new_tokens: int
-) -> list[list[int]]:
+def _inputs(prompts: Sequence[Sequence[int]], padding: int) -> dict[str, torch.Tensor]:
     longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
-    made = model.generate(  # type: ignore[operator]
-        input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens
-    )
-    before = tokens_before(model, longest)
+    ids = [[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+@torch.inference_mode()
+def _batch(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], max_new_tokens: int) -> list[list[int]]:
+    on_device = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    made = model.generate(**on_device, max_new_tokens=max_new_tokens)  # type: ignore[operator]
+    before = tokens_before(model, inputs["input_ids"].shape[1])
     return list(made[:, before:].tolist())
 
 

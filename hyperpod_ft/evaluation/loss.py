@@ -1,7 +1,7 @@
 """Losses on packed rows, without an engine: each document by itself."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -43,6 +43,21 @@ def source_losses(
         if loss := mean_loss(model, own, len(first)):
             found[name] = replace(loss, rows_available=len(rows))
     return found
+
+
+@torch.inference_mode()
+def batches_loss(
+    model: PreTrainedModel, batches: Iterable[Mapping[str, torch.Tensor]], rows: int, available: int
+) -> Loss | None:
+    """The loss on batches of `rows` of the `available` rows, each with its `labels`; None when no token has one."""
+    total, tokens = 0.0, 0
+    for batch in batches:
+        inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        labels = inputs.pop("labels")[:, 1:]
+        logits, counted = model(**inputs, use_cache=False).logits[:, :-1], labels != IGNORED
+        total += float(cross_entropy(logits[counted].float(), labels[counted], reduction="sum"))
+        tokens += int(counted.sum())
+    return Loss(total / tokens, tokens, rows, available) if tokens else None
 
 
 def over_all(losses: Collection[Loss]) -> Loss | None:

@@ -138,6 +138,9 @@ NOT_CAUSAL = frozenset(
     """.split()  # noqa: SIM905 - a list would have a line for each
 )
 
+# The linear layers of towers that read images, by the type of the whole model.
+IMAGE_TOWERS: Mapping[str, tuple[str, ...]] = {"qwen3_vl": ("attn.qkv", "attn.proj", "linear_fc1", "linear_fc2")}
+
 # Image-text models that transformers' class for causal models loads too; the harness of stage eval knows no other.
 CAUSAL_IMAGE_TEXT = frozenset(
     """

@@ -3,15 +3,16 @@
 The modules are those that the run file names, or its family's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
-from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
+from hyperpod_ft.checkpoint.adapters.lora_config import ends_with, in_image_tower, in_language_model
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, is_image_text, of_language_model
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK
 from hyperpod_ft.config.sections.training import Lora, last_parts
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.families import default_targets
+from hyperpod_ft.planning.families import IMAGE_TOWERS, default_targets
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)  # of --max-lora-rank
@@ -20,6 +21,22 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)  # of --max-lora-ran
 def targets(lora: Lora, model_type: str) -> tuple[str, ...]:
     """The ends of the names of the modules that LoRA adapts. `model_type`: config.json's."""
     return default_targets(model_type) if lora.target_modules is None else lora.target_modules
+
+
+def target_modules(
+    lora: Lora, model_config: Mapping[str, Any], names: Sequence[str] | None = None
+) -> str | tuple[str, ...]:
+    """PEFT's `target_modules` for a model with this config.json: a pattern for those that read images.
+
+    `names`: those of the language model, where they depend on more than its type.
+    """
+    language = of_language_model(model_config)
+    wanted = targets(lora, str(language.get("model_type", ""))) if names is None else tuple(names)
+    if not wanted or not is_image_text(model_config):
+        return wanted
+    found = in_language_model(wanted)
+    tower = IMAGE_TOWERS[str(model_config.get("model_type"))] if lora.image_tower else ()
+    return f"(?:{found})|(?:{in_image_tower(tower)})" if tower else found
 
 
 def target_names(lora: Lora, model_type: str) -> frozenset[str]:

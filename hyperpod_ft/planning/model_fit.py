@@ -78,7 +78,7 @@ def check_model_directory(
     own_attention = packs and not is_encoder_decoder(model_config)
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
-    unknown = _unknown(shape, model_config) if available(config) else ""
+    unknown = _unknown(config, shape, model_config) if available(config) else ""
     if available(config) and config.teacher and teacher is None:
         unknown = "at least that: the teacher's size is known after download"
     return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
@@ -102,12 +102,14 @@ def _vocabulary(directory: Path) -> tuple[Any, Any]:
     return of_language_model(read_config(directory)).get("vocab_size"), tokens
 
 
-def _unknown(shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:
+def _unknown(config: RunConfig, shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:
     family = of_language_model(model_config).get("model_type") or "(none)"
     if shape is None:
         return f"config.json does not give the sizes of {family} models; those of most types are known after download"
     if isinstance(shape, UndividedShape) and not shape.complete:
         return f"at least that: what layers of {family} models keep beside their matrices is not counted"
+    if config.dataset.images:
+        return "at least that: what reads images is not counted"
     return ""
 
 

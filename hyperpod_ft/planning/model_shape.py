@@ -167,10 +167,16 @@ def attention_heads(model_config: Mapping[str, Any]) -> int | None:
     return next((heads for heads in found if isinstance(heads, int)), None)
 
 
+# Language models of models that read images whose parameters are those of another type.
+_BUILT_LIKE = {"qwen3_vl_text": "qwen3"}
+
+
 def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
     """The shape of the language model in a parsed config.json; None for other families, whose keys or layers differ."""
     model_config = of_language_model(model_config)
-    family = family_of(str(model_config.get("model_type", "")))
+    given = str(model_config.get("model_type", ""))
+    model_type = _BUILT_LIKE.get(given, given)
+    family = family_of(model_type)
     if family is None:
         return None
     spelled = {usual: model_config.get(own) for usual, own in family.attribute_map.items()}
@@ -181,7 +187,7 @@ def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
     if values.intermediate_size is None and "intermediate_size" not in family.attribute_map:
         return None
     return ModelShape(
-        model_type=values.model_type,
+        model_type=model_type,
         hidden=values.hidden_size,
         intermediate=values.intermediate_size or 4 * values.hidden_size,
         layers=values.num_hidden_layers,

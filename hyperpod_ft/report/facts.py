@@ -81,6 +81,8 @@ def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
         ("Padding", percent(facts["padding_share"])),
         ("Truncated, or dropped as too long", f"{facts['truncated']:,}, {facts['dropped']:,}"),
     ]
+    if images := facts.get("images"):
+        found.append(("Images", f"{images:,}"))
     found += _chat_facts(facts["chats"])
     for source in source_report.read(facts):
         found.append((f"Source {source.name}", source.described(facts["train_examples"])))

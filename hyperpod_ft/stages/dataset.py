@@ -18,6 +18,7 @@ if __name__ == "__main__":
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from hyperpod_ft.data import columns, context_check, packing, prepared, tokenize
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.fitting import TOO_LONG
+from hyperpod_ft.data.images import stored as stored_images
+from hyperpod_ft.data.images.reader import ImageReader
+from hyperpod_ft.data.images.stored import ImageRow, Span, StoringImages
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing import duplicates, mixture
 from hyperpod_ft.data.mixing.mixture import Draw, Numbers
@@ -43,6 +47,7 @@ from hyperpod_ft.data.stored import packings as stored_packings
 from hyperpod_ft.data.stored.packings import GROUP, AnyPacking, StoredPackings
 from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering, run_prompts
+from hyperpod_ft.data.text.example import Example
 from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -62,7 +67,7 @@ def work(run: Run) -> Result:
     dataset = run.config.dataset
     start = _decoder_start(run)
     how = _packing_of(run)
-    encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
+    encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages, images=dataset.images)
     if tokens := run.config.model.added_tokens:
         encoder.check_ids(added_tokens.numbered(run.paths.base_model, tokens).known)
     rendering.fix_date()
@@ -97,6 +102,10 @@ def work(run: Run) -> Result:
             prepared.write_split(directory, name, _blocks(of_split, examples, dataset, fill), rows[name])
         if not dataset.has_answers:
             prepared.write_prompts(directory, "train", _prompts(sources, drawn.train, encoder))
+        storing = StoringImages(directory) if dataset.images else None
+        if storing:
+            _write_image_rows(directory / "train", drawn.train, sources, encoder, storing)
+            _write_image_rows(directory / "validation", mixture.mixed(drawn.validation), sources, encoder, storing)
         splits: dict[SplitName, Numbers] = {
             "train": drawn.train[:_SAMPLES_PER_SPLIT],
             "validation": mixture.mixed(drawn.validation)[:_SAMPLES_PER_SPLIT],
@@ -110,7 +119,9 @@ def work(run: Run) -> Result:
         if "chat" in dataset.formats:
             in_chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
             report = replace(report, chats=in_chats)
-        prepared.write_samples(directory, _samples(splits, found))
+        prepared.write_samples(directory, _samples(splits, found, storing))
+        if storing:
+            report = replace(report, images=storing.close())
         shown.write(directory, [found[number].shown(encoder) for number in splits["train"][:_SHOWN].tolist()])
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
@@ -124,7 +135,7 @@ def _texts(
     """A number for the text of each example (None if not needed), and which examples are kept."""
     count = sources[-1].stop
     kept = np.ones(count, np.bool_)
-    if not (dataset.deduplicate or dataset.validates):
+    if not (dataset.deduplicate or dataset.validates) or dataset.images:  # other images may have the same tokens
         return None, kept
     texts = duplicates.texts(examples.blocks(), dataset.documents_per_example)
     if dataset.deduplicate:
@@ -147,7 +158,7 @@ def _packing_of(run: Run) -> packing.How:
     """How examples fill rows; where the model decides that against packing, a line says why."""
     if run.config.dataset.packing != "auto":
         return run.config.dataset.packing
-    if not run.config.dataset.has_answers:
+    if not run.config.dataset.has_answers or run.config.dataset.images:
         return "none"
     certificate = run.journal.certificate()
     if not (certificate and certificate.not_packed):
@@ -221,6 +232,25 @@ def _prompts(sources: Sequence[TokenizedSource], chosen: Numbers, encoder: Encod
             yield Prompt(example.prompt, example.templated, beside, where)
 
 
+def _write_image_rows(
+    directory: Path, chosen: Numbers, sources: Sequence[TokenizedSource], encoder: Encoder, storing: StoringImages
+) -> None:
+    """The text of a split's rows, each an example, and their images."""
+    as_written = replace(encoder, images=ImageReader(None))
+    rows: dict[int, ImageRow] = {}
+    # each chunk is read once, whose images were in memory together before
+    edges = [source.first + end for source in sources for end in source.ends]
+    for of_chunk in np.split(numbers := np.unique(chosen), np.searchsorted(numbers, edges)):
+        for number, one in read(sources, of_chunk, as_written).items():
+            (example,) = one.documents
+            answer = example.segments[-1].text
+            ends = encoder.backend.encode([answer]).ids[-1] in encoder.special_ids
+            spans = storing.add(example.images)
+            rows[number] = ImageRow(example.prompt, answer if ends else answer + encoder.token(encoder.eos), spans)
+    if rows:
+        stored_images.write_rows(directory, (rows[number] for number in chosen.tolist()))
+
+
 def _print_new_tokens(run: Run, examples: StoredTokens) -> None:
     """How often each is in the data: one that is misspelled in the run file never is."""
     if not (tokens := run.config.model.added_tokens):
@@ -235,10 +265,16 @@ def _decoder_start(run: Run) -> int | None:
     return decoder_start(read_config(run.paths.base_model)) if run.config.dataset.max_target_length else None
 
 
-def _samples(splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExample]) -> list[Sample]:
+def _samples(
+    splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExample], storing: StoringImages | None
+) -> list[Sample]:
     """Those with a prompt, which a model can be asked; of preferences, the chosen documents."""
+
+    def images_of(example: Example) -> list[Span]:
+        return storing.add(example.images) if storing else []
+
     return [
-        Sample.of(split, found[number].documents[0], found[number].source.name)
+        Sample.of(split, example := found[number].documents[0], found[number].source.name, images_of(example))
         for split, chosen in splits.items()
         for number in dict.fromkeys(chosen.tolist())  # an epoch may have an example several times
         if found[number].documents[0].prompt.strip()

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
@@ -36,6 +37,7 @@ from hyperpod_ft.evaluation.answers import as_text, found_in
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import (
     DocumentLosses,
+    batches_loss,
     document_losses,
     mean_loss,
     over_all,
@@ -58,6 +60,7 @@ class _Question:
     ids: Sequence[int]
     expected: str = ""  # of a sample: its completion
     templated: bool = False  # written by a chat template
+    images: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,16 @@ def work(run: Run) -> Result:
     transformers_logging.set_verbosity_error()
     tokenizer = tokenizers.load(run.paths.tuned_model)
     prepared = PreparedDataset.open(run.paths.dataset_path)
-    questions = _questions(run.config, prepared, tokenizer)
+    reader = ImageReader.load(run.paths.tuned_model) if run.config.dataset.images else None
+    questions = _questions(run.config, prepared, tokenizer, reader)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
     validation = prepared.split("validation")
     # one after the other, so that only one is in memory
     sources = prepared.validation_sources()
+    shown = _Shown(reader, questions, prepared.directory / "validation") if reader else None
     base, tuned = (
-        _ask(run.config, model, tokenizer, questions, validation, sources)
+        _ask(run.config, model, tokenizer, questions, validation, sources, shown)
         for model in (run.paths.base_model, run.paths.tuned_model)
     )
     samples = _samples(run.config, questions, base, tuned)
@@ -99,7 +104,27 @@ def work(run: Run) -> Result:
     return Result((run.paths.samples_path,), samples.summary())
 
 
-def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
+class _Shown:
+    """What models get for questions, and for validation rows, with images."""
+
+    def __init__(self, reader: ImageReader, questions: Sequence[_Question], validation: Path) -> None:
+        self._reader, self._questions, self._validation = reader, questions, validation
+
+    def inputs(self, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
+        asked = [self._questions[number] for number in numbers]
+        return self._reader.inputs([one.text for one in asked], [one.images for one in asked])
+
+    def loss(self, model: PreTrainedModel, rows: NDArray[np.int64]) -> Loss | None:
+        """That of these rows, or of the first of them if there are many."""
+        from hyperpod_ft.engines.trl.images import ImageBatches  # noqa: PLC0415 - of this engine's environment only
+
+        batches, chosen = ImageBatches(self._validation, self._reader), rows[rows < _VALIDATION_ROWS].tolist()
+        return batches_loss(model, (batches.of([row]) for row in chosen), len(chosen), len(rows))
+
+
+def _questions(
+    config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenizer, reader: ImageReader | None
+) -> list[_Question]:
     wanted = config.generate
     encoder_decoder = config.dataset.max_target_length is not None
     asked = config.dataset.questions
@@ -123,12 +148,13 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
             given_as = formats_of.get(sample.source, asked.format)
             # earlier versions prepared samples that do not say it
             templated = sample.templated or given_as == "chat"
-            ids = ids_of(sample.prompt, chat=templated)
+            images = prepared.images(sample)
+            ids = reader.ids(sample.prompt, images) if reader else ids_of(sample.prompt, chat=templated)
             expected = sample.completion
             if given_as == "text":  # as much of the rest as an answer can be
                 expected = tokenizers.beginning(tokenizer, expected, wanted.max_new_tokens)
             origin = split if config.dataset.has_answers else "prompts"
-            questions.append(_Question(origin, sample.prompt, ids, expected, templated))
+            questions.append(_Question(origin, sample.prompt, ids, expected, templated, images))
     if empty := [question for question in questions if not question.text.strip()]:
         raise UserError(f"generate: a prompt from {empty[0].origin} is empty", "write a prompt with text")
     return questions
@@ -141,12 +167,18 @@ def _ask(
     questions: Sequence[_Question],
     validation: PackedRows | Seq2SeqRows | None,
     sources: Mapping[str, NDArray[np.int64]],
+    shown: _Shown | None,
 ) -> _ModelAnswers:
     model = _load(directory, _device(config))
-    found = answers(model, tokenizer, [question.ids for question in questions], config.generate.max_new_tokens)
+    ids, inputs_of = [question.ids for question in questions], shown.inputs if shown else None
+    found = answers(model, tokenizer, ids, config.generate.max_new_tokens, inputs_of)
     result = _ModelAnswers(found)
     if isinstance(validation, PackedRows) and config.training.objective == "dpo":
         result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
+    elif validation is not None and shown:
+        of_parts = sources or {"": np.arange(len(validation))}
+        losses = {name: loss for name, rows in of_parts.items() if (loss := shown.loss(model, rows))}
+        result = replace(result, loss=over_all(losses.values()), source_losses=losses if sources else {})
     elif validation is not None and sources:
         losses = source_losses(model, validation, _VALIDATION_ROWS, sources)
         result = replace(result, loss=over_all(losses.values()), source_losses=losses)

@@ -36,7 +36,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
     header: dict[str, Any] = {
         "base_model": model_asset(run.config).short_name,  # the Hub rejects a card with a full path
         "library_name": "peft" if adapter else "transformers",
-        "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
+        "pipeline_tag": _task(config),
         "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
     }
     data = [part.dataset.asset for part in config.dataset.parts]
@@ -71,6 +71,13 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         f"Fine-tuned from {_cell(model_asset(run.config).short_name)}.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
     )
+
+
+def _task(config: RunConfig) -> str:
+    """As the Hub names it."""
+    if config.dataset.images:
+        return "image-text-to-text"
+    return "text2text-generation" if config.dataset.max_target_length else "text-generation"
 
 
 def with_evaluations(card: str, evaluations: Sequence[EvaluationResult]) -> str:

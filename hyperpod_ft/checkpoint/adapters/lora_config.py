@@ -203,6 +203,12 @@ def in_language_model(names: Iterable[str]) -> str:
     return rf"(?:.*\.)?(?:(?:language_model|text_model)\.(?:.*\.)?|(?=lm_head$))(?:{ends})"
 
 
+def in_image_tower(names: Iterable[str]) -> str:
+    """The same for modules of the tower that reads images."""
+    ends = "|".join(re.escape(name) for name in names)
+    return rf"(?:.*\.)?visual\.(?:.*\.)?(?:{ends})"
+
+
 def names_in_language_model(pattern: str) -> tuple[str, ...]:
     """The names from which `in_language_model` has made a pattern; none if it has made no such pattern."""
     ends = pattern.rpartition("(?:")[2].removesuffix(")")

@@ -169,6 +169,10 @@ class Preparation(Section):
         (),
         description="Columns to ignore although they may matter, such as `images` (docs/your-own-data.md).",
     )
+    images: bool = Field(
+        False,
+        description="Format `chat`: rows have images (engine trl; docs/engines.md).",
+    )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
         2048,
         description="Length of a packed row, in tokens; for an encoder-decoder, of the encoder's part.",

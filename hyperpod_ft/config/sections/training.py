@@ -154,6 +154,10 @@ class Lora(Section):
         description="The embedding, the output layer or both, to train whole beside the adapters and to save with them:"
         " `[embed_tokens, lm_head]` (not engine neuron; docs/methods.md).",
     )
+    image_tower: bool = Field(
+        False,
+        description="With dataset.images: adapters in what reads images too (Qwen3-VL).",
+    )
     rslora: bool = Field(False, description="Rank-stabilized LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (not engine neuron).")
     plus_ratio: PositiveFloat = Field(

@@ -10,7 +10,7 @@ from typing import Any
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.inspection.shown import Reason
 from hyperpod_ft.data.text import chat, rendering
-from hyperpod_ft.data.text.conversation import Conversation
+from hyperpod_ft.data.text.conversation import IMAGE, Conversation
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 
@@ -123,7 +123,8 @@ def _answers(example: Example) -> Iterator[tuple[int, int]]:
 def _parts(message: Mapping[str, Any]) -> list[str]:
     """What a message may have in the text, last part first."""
     if message["role"] != "assistant":
-        return [message["content"].strip()] if message["content"].strip() else []
+        texts = [text.strip() for text in message["content"].split(IMAGE)]
+        return [text for text in reversed(texts) if text]
     return [part for part in (chat.answer_of(message), chat.reasoning_of(message)) if part]
 
 

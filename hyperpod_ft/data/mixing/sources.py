@@ -132,6 +132,7 @@ def read(sources: Sequence[TokenizedSource], wanted: Numbers, encoder: Encoder) 
             for example, (ordinal, place) in zip(here.tolist(), origins.tolist(), strict=True):
                 row = read_rows[ordinal]
                 assert isinstance(row, RawRow)  # it became an example the first time
-                made = formats.examples(source.part.dataset, row.values, encoder.tokenizer)
+                images = encoder.images_of(row, source.directory)
+                made = formats.examples(source.part.dataset, row.values, encoder.tokenizer, images)
                 found[source.first + example] = ReadExample(separated([made], encoder)[0][place], row, source)
     return {number: found[number] for number in wanted.tolist()}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.data.text import conversation as conversations
 from hyperpod_ft.data.text import rendering
-from hyperpod_ft.data.text.conversation import REASONING, Conversation
+from hyperpod_ft.data.text.conversation import IMAGE, REASONING, Conversation
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.data.text.rendering import ChatRenderer, Spans
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -91,9 +91,15 @@ def prompt(
 
     Raises RowError, or UserError for a tokenizer without a chat template.
     """
-    given = conversations.of_messages(messages, tools=tools, template_kwargs=template_kwargs)
-    ends = len(messages) - (given.messages[-1]["role"] == "assistant") if messages else 0
-    return request(given, tokenizer, ends)
+    return asked(conversations.of_messages(messages, tools=tools, template_kwargs=template_kwargs), tokenizer)
+
+
+def asked(given: Conversation, tokenizer: Tokenizer) -> str:
+    """The text that the conversation's next answer follows, or its last message if that is one.
+
+    Raises what `prompt` raises.
+    """
+    return request(given, tokenizer, len(given.messages) - (given.messages[-1]["role"] == "assistant"))
 
 
 def request(given: Conversation, tokenizer: Tokenizer, place: int) -> str:
@@ -158,7 +164,8 @@ def _check_context(given: Conversation, last: Turn) -> None:
         if tool["function"]["name"] not in last.context:
             raise RowError("chat template omits the tools")
     for place, message in enumerate(given.messages[: last.place]):
-        lines = [line.strip() for line in message["content"].splitlines() if line.strip()]
+        content = message["content"].replace(IMAGE, "\n")
+        lines = [line.strip() for line in content.splitlines() if line.strip()]
         if lines and message["role"] != "assistant" and not _is_written(lines[0], last.context):
             raise RowError("chat template omits a message", f"message {place + 1}, of role {message['role']}")
 

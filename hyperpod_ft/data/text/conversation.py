@@ -6,7 +6,7 @@ arguments of tool calls as objects.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -15,6 +15,10 @@ from hyperpod_ft.data.text.example import RowError
 # Names of the text that a model thinks before it answers: Qwen's and DeepSeek's, OpenAI's newer one, gpt-oss's.
 REASONING = ("reasoning_content", "reasoning", "thinking")
 BESIDE_MESSAGES = ("system", "tools", "chat_template_kwargs")  # columns that belong to a row's messages
+IMAGE = "\ufdd0"  # an image in a message's text: a code point that Unicode will never assign to a character
+_IMAGE_PARTS = ("image", "image_url", "input_image")
+_IMAGE_KEYS = ("image", "image_url", "url", "path")  # of such a part; without any, it is the next of the row's column
+_OF_LLAVA = "<image>"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -27,16 +31,28 @@ _TRAINED_KEYS = ("weight", "train", "training")  # OpenAI's; axolotl's
 
 @dataclass(frozen=True)
 class Conversation:
-    """`untrained`: the places of assistant messages that are context only."""
+    """`untrained`: the places of assistant messages that are context only.
+
+    `images`: the content of their files, in the order in which `IMAGE` stands for them in the messages.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     untrained: frozenset[int] = frozenset()
+    images: tuple[bytes, ...] = ()
+
+    def images_before(self, place: int) -> tuple[bytes, ...]:
+        """Those of the messages before a place."""
+        return self.images[: sum(message["content"].count(IMAGE) for message in self.messages[:place])]
 
 
-def of_row(row: Mapping[str, Any]) -> Conversation:
-    """The conversation of a raw row of format `chat`. Raises RowError."""
+ReadImage = Callable[[Any], bytes]
+"""The content of the file that a row or a request names, or has itself. Raises RowError."""
+
+
+def of_row(row: Mapping[str, Any], read_image: ReadImage | None = None) -> Conversation:
+    """The conversation of a raw row of format `chat`; without `read_image`, it has no images. Raises RowError."""
     before = 0
     if row.get("messages") is None and isinstance(row.get("completion"), list):
         prompt = _listed(row, "prompt")
@@ -45,24 +61,84 @@ def of_row(row: Mapping[str, Any]) -> Conversation:
         given = _listed(row, "conversations" if row.get("messages") is None and "conversations" in row else "messages")
     if system := row.get("system"):
         given, before = [{"role": "system", "content": system}, *given], before + (before > 0)
-    found = of_messages(given, tools=row.get("tools"), template_kwargs=row.get("chat_template_kwargs"))
+    column = row.get("images") or row.get("image") or []
+    found = of_messages(
+        given,
+        tools=row.get("tools"),
+        template_kwargs=row.get("chat_template_kwargs"),
+        read_image=read_image,
+        images=column if isinstance(column, list) else [column],
+    )
     return replace(found, untrained=found.untrained.union(range(before)))
 
 
-def of_messages(messages: Sequence[Any], *, tools: Any = None, template_kwargs: Any = None) -> Conversation:
-    """A conversation of messages as OpenAI's API takes them; `tools` may also be JSON text. Raises RowError."""
+def of_messages(
+    messages: Sequence[Any],
+    *,
+    tools: Any = None,
+    template_kwargs: Any = None,
+    read_image: ReadImage | None = None,
+    images: Sequence[Any] = (),
+) -> Conversation:
+    """A conversation of messages as OpenAI's API takes them; `tools` may also be JSON text. Raises RowError.
+
+    `images`: those of image parts that name none, in their order; without such parts, `_Images.placed` says where.
+    """
     if not messages:
         raise RowError("no messages")
     messages = [_of_sharegpt(message, number) for number, message in enumerate(messages, 1)]
     untrained = frozenset(
         place for place, message in enumerate(messages) if isinstance(message, dict) and not _trained(message, place)
     )
+    found = _Images(read_image, images) if read_image else None
+    made = tuple(_message(message, number, found) for number, message in enumerate(messages, 1))
+    if found:
+        made = found.placed(made)
+    for place, message in enumerate(made):
+        if message["role"] == "assistant" and IMAGE in message["content"]:
+            raise RowError("image in an answer", f"message {place + 1}")
     return Conversation(
-        tuple(_message(message, number) for number, message in enumerate(messages, 1)),
+        made,
         _tools(tools),
         _template_kwargs(template_kwargs),
         untrained,
+        tuple(found.contents) if found else (),
     )
+
+
+class _Images:
+    """The images of a conversation, collected while its messages are read."""
+
+    def __init__(self, read: ReadImage, column: Sequence[Any]) -> None:
+        self._read, self._column, self._taken = read, column, 0
+        self.contents: list[bytes] = []
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """That of an image part."""
+        given = next((part[key] for key in _IMAGE_KEYS if part.get(key)), None)
+        if given is None:
+            if self._taken == len(self._column):
+                raise RowError("more image parts than images", f"the row has {len(self._column)} images")
+            given = self._column[self._taken]
+            self._taken += 1
+        of_openai = isinstance(given, dict) and isinstance(given.get("url"), str)
+        self.contents.append(self._read(given["url"] if of_openai else given))
+
+    def placed(self, messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
+        """The messages with the images that no part stands for: where `<image>` is, or before the first question."""
+        if self._taken == len(self._column):
+            return messages
+        first = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
+        if self.contents or first is None:
+            raise RowError("more images than image parts", f"the row has {len(self._column)} images")
+        self.contents += map(self._read, self._column)
+        written = sum(message["content"].count(_OF_LLAVA) for message in messages)
+        if written not in (0, len(self._column)):
+            raise RowError(f"another number of {_OF_LLAVA} than images", f"{written}, {len(self._column)} images")
+        if written:
+            return tuple({**one, "content": one["content"].replace(_OF_LLAVA, IMAGE)} for one in messages)
+        asked = {**messages[first], "content": IMAGE * len(self._column) + messages[first]["content"]}
+        return (*messages[:first], asked, *messages[first + 1 :])
 
 
 def _listed(row: Mapping[str, Any], name: str) -> list[Any]:
@@ -97,7 +173,7 @@ def _trained(message: Mapping[str, Any], place: int) -> bool:
     return True
 
 
-def _message(given: Any, number: int) -> Mapping[str, Any]:
+def _message(given: Any, number: int, images: _Images | None) -> Mapping[str, Any]:
     if not isinstance(given, dict) or not isinstance(given.get("role"), str):
         raise RowError("message without a role", f"message {number}")
     # parquet files have every key in every row, most of them null
@@ -116,13 +192,13 @@ def _message(given: Any, number: int) -> Mapping[str, Any]:
             raise RowError("tool_calls that are not a list", f"message {number}")
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
     says_more = "tool_calls" in message or REASONING[0] in message
-    message["content"] = _text(message.get("content"), number, may_be_missing=says_more)
+    message["content"] = _text(message.get("content"), number, images, may_be_missing=says_more)
     return message
 
 
-def _text(content: Any, number: int, *, may_be_missing: bool) -> str:
+def _text(content: Any, number: int, images: _Images | None, *, may_be_missing: bool) -> str:
     if isinstance(content, str):
-        return content
+        return _checked(content, number)
     if content is None and may_be_missing:
         return ""
     if not isinstance(content, list):
@@ -131,12 +207,22 @@ def _text(content: Any, number: int, *, may_be_missing: bool) -> str:
     for place, part in enumerate(content, 1):
         kind = (part.get("type") or "text") if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
+        if images is not None and isinstance(part, dict) and kind in _IMAGE_PARTS:
+            images.add(part)
+            texts.append(IMAGE)
+            continue
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise RowError(
                 f"message with a part of type {kind!r}, which is not text", f"message {number}, part {place}"
             )
-        texts.append(text)
+        texts.append(_checked(text, number))
     return "".join(texts)
+
+
+def _checked(text: str, number: int) -> str:
+    if IMAGE in text:
+        raise RowError(f"text with the character U+{ord(IMAGE):X}", f"message {number}")
+    return text
 
 
 def _tool_call(call: Any, number: int) -> dict[str, Any]:

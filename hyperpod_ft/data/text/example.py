@@ -36,6 +36,11 @@ class Example:
     places: tuple[int, ...] = ()  # of its turns in the conversation; every other segment is one of them
     loses_reasoning: int = 0  # turns whose reasoning the chat template does not write
 
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """Those before its last turn."""
+        return self.conversation.images_before(self.places[-1]) if self.conversation else ()
+
 
 class RowError(UserError):
     """Why a raw row cannot become an example. Bad rows are counted by `reason`."""

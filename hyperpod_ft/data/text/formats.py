@@ -2,22 +2,33 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text import chat, prompts
 from hyperpod_ft.data.text import conversation as conversations
-from hyperpod_ft.data.text.conversation import Conversation
+from hyperpod_ft.data.text.conversation import Conversation, ReadImage
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 
-def examples(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[tuple[Example, ...]]:
+class RowImages(Protocol):
+    """The images that rows beside them name, and what they are to a model."""
+
+    @property
+    def read(self) -> ReadImage: ...
+    def expanded(self, text: str, images: Sequence[bytes]) -> str:
+        """The text with the tokens of its images. Raises RowError."""
+
+
+def examples(
+    dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None, images: RowImages | None = None
+) -> list[tuple[Example, ...]]:
     """The examples that a raw row becomes, each of `dataset.documents_per_example` documents.
 
     A preference is its chosen document, then the rejected one. A conversation may be several examples; any other row is
-    one. Only chats need the tokenizer. Raises RowError, or UserError when the tokenizer's or the user's template is
-    wrong.
+    one. Only chats need the tokenizer, and those with `dataset.images` their `images`: each of their answers is an
+    example. Raises RowError, or UserError when the tokenizer's or the user's template is wrong.
     """
     if dataset.format == "preference":
         assert tokenizer is not None
@@ -28,22 +39,31 @@ def examples(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | No
     if dataset.format == "chat":
         assert tokenizer is not None
         found = chat.examples(
-            conversation_of(dataset, row),
+            conversation_of(dataset, row, images),
             tokenizer,
             train_on=dataset.train_on,
             reasoning_trained=dataset.reasoning == "train",
             all_trained=dataset.loss_on == "all",
         )
+        if images is not None:
+            found = [_with_images(turn, images) for example in found for turn in chat.alone(example)]
         return [(_checked(example),) for example in found]
     return [(_checked(_plain(dataset, row)),)]
 
 
-def conversation_of(dataset: Dataset, row: Mapping[str, Any]) -> Conversation:
+def _with_images(turn: Example, images: RowImages) -> Example:
+    """An answer whose context has the tokens of images; its prompt stays as the chat template wrote it."""
+    context, answer = turn.segments
+    return replace(turn, segments=(replace(context, text=images.expanded(turn.prompt, turn.images)), answer))
+
+
+def conversation_of(dataset: Dataset, row: Mapping[str, Any], images: RowImages | None = None) -> Conversation:
     """A row of messages as it is trained: with the run's `chat_template_kwargs`, and `reasoning` dropped if it is.
 
     Raises RowError.
     """
-    found = conversations.of_row({name: row[name] for name in row if name not in dataset.ignored_columns})
+    kept = {name: row[name] for name in row if name not in dataset.ignored_columns}
+    found = conversations.of_row(kept, images.read if images else None)
     found = replace(found, template_kwargs={**dataset.chat_template_kwargs, **found.template_kwargs})
     return chat.without_reasoning(found) if dataset.reasoning == "drop" else found
 
@@ -83,7 +103,7 @@ def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) ->
     if not prompts.is_chat(dataset, row):
         return prompts.prompt(dataset, row)
     given = conversation_of(dataset, row if dataset.format == "chat" else _around(row, row["prompt"]))
-    text = chat.request(given, tokenizer, len(given.messages) - (given.messages[-1]["role"] == "assistant"))
+    text = chat.asked(given, tokenizer)
     prompts.check_unicode(text)
     return text
 

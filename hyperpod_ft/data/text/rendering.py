@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
-from hyperpod_ft.data.text.conversation import REASONING, Conversation
+from hyperpod_ft.data.text.conversation import IMAGE, REASONING, Conversation
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
@@ -61,9 +61,16 @@ class Presentation:
             message["tool_calls"] = [_with_text_arguments(call) for call in calls]
         if calls and self.null_content and not message["content"]:
             message["content"] = None
-        elif self.parts:
-            message["content"] = [{"type": "text", "text": message["content"]}]
+        elif self.parts or IMAGE in message["content"]:
+            message["content"] = _parts(message["content"])
         return message
+
+
+def _parts(content: str) -> list[dict[str, Any]]:
+    texts: list[list[dict[str, Any]]] = [
+        [{"type": "text", "text": text}] if text or IMAGE not in content else [] for text in content.split(IMAGE)
+    ]
+    return [part for place, text in enumerate(texts) for part in ([{"type": "image"}] if place else []) + text]
 
 
 def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:

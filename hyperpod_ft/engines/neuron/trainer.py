@@ -14,6 +14,7 @@ from optimum.neuron.models.training.transformations_utils import GQAQKVColumnPar
 from torch import nn
 
 from hyperpod_ft import digests
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.data import tokenizer
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
@@ -64,7 +65,7 @@ def build(task: TrainingTask, steps: int) -> Trainer:
         model=model,
         args=settings,
         processing_class=tokenizer.load(task.base_model),
-        peft_config=lora_config(config, model.config.model_type) if config.training.method == "lora" else None,
+        peft_config=lora_config(config, read_config(task.base_model)) if config.training.method == "lora" else None,
         # only its column names are used; the engine supplies the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],
     )

@@ -41,8 +41,8 @@ def arguments(config: RunConfig, sharding: Sharding, steps: int, directory: Path
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        # every trained parameter is used in every forward pass, and no buffer changes
-        "ddp_find_unused_parameters": False,
+        # every trained parameter is used in every forward pass, but for a tower without images; no buffer changes
+        "ddp_find_unused_parameters": config.lora.image_tower,
         "ddp_broadcast_buffers": False,
         **_OF_OBJECTIVE[training.objective](config),
         **config.trl,

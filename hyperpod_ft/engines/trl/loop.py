@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
@@ -64,7 +64,7 @@ def _train(task: TrainingTask, ranks: Ranks, device: torch.device, ends: context
     ended = begun == steps or progress.stopped_early
     if begun > 0 and not ended:
         progress = replace(progress, resumed_from=(*progress.resumed_from, begun))
-    follower = StepsFollower(checkpoints, progress, read_config(task.base_model).get("vocab_size"))
+    follower = StepsFollower(checkpoints, progress, of_language_model(read_config(task.base_model)).get("vocab_size"))
     trainer, collator = trainers.build(task, rows, numbered(order, steps), steps, checkpoints.directory, follower, ends)
     total, trainable = _parameters(trainer.model)
     log = MetricsLog(

@@ -24,13 +24,16 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from hyperpod_ft.checkpoint.formats import pretrained
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer
+from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.prepared import Prompts
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
+from hyperpod_ft.engines.trl.images import ImageCollator
 from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
 from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
 from hyperpod_ft.errors import UserError
@@ -94,10 +97,10 @@ def build(
     logging.set_verbosity_error()
     datasets.disable_progress_bars()
     model = _model(config, task.base_model)
-    adapters = lora_config(config, model.config.model_type) if config.training.method == "lora" else None
+    adapters = lora_config(config, read_config(task.base_model)) if config.training.method == "lora" else None
     kind, settings = _KINDS[config.training.objective]
     processing: Any = tokenizer.load(task.base_model)
-    collator = None
+    collator: RowCollator | None = None
     further: dict[str, Any]
     if config.training.samples_answers:
         prompts = Prompts(task.dataset / "train")
@@ -106,6 +109,9 @@ def build(
             further = {"teacher_model": pretrained.load(task.teacher, _computed_in(config), attention(config))}
         else:
             further = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
+    elif config.dataset.images:
+        collator = ImageCollator(rows, ImageReader.load(task.base_model))
+        further = {"data_collator": collator}
     else:
         # flash attention finds the documents of a batch only where they are one row (transformers)
         collator = _COLLATORS[config.training.objective](rows, flat="flash" in attention(config))
@@ -129,6 +135,9 @@ def build(
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:  # PEFT leaves modules that are trained whole in bf16
             parameter.data = parameter.data.float()
+    if config.dataset.images:
+        # the forward pass of these types takes no count of a step's tokens, but TRL's loss does
+        trainer.model_accepts_loss_kwargs = True
     trainer.train_dataset = order
     trainer.remove_callback(PrinterCallback)  # the kit prints the steps
     return trainer, collator

@@ -60,6 +60,8 @@ def check_settings(config: RunConfig) -> None:
             f"training.objective: only engine {other} supports {config.training.objective}",
             f"set engine: {other}, or objective sft",
         )
+    if config.dataset.images:
+        raise UserError("dataset.images: engine neuron trains on text only", "set engine: trl, or leave it out")
     if config.dataset.max_target_length is not None:
         raise UserError("dataset.max_target_length: only engine torch trains encoder-decoders", "set engine: torch")
     if config.eval and config.eval.python is None:

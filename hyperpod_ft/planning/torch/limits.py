@@ -49,6 +49,8 @@ def check_settings(config: RunConfig) -> None:
         )
     if config.training.objective not in TORCH_OBJECTIVES:
         raise UserError(f"training.objective: engine torch has no {config.training.objective}", "set engine: trl")
+    if config.dataset.images:
+        raise UserError("dataset.images: engine torch trains on text only", "set engine: trl, or leave it out")
     if config.training.objective == "dpo":
         _check_preferences(config)
     if config.dataset.max_target_length is not None:

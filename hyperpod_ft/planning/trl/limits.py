@@ -10,6 +10,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import IMAGE_TOWERS
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl import settings
@@ -19,6 +20,8 @@ FAMILIES = (
     *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
     *("gemma2", "gemma3_text", "olmo2", "phi3"),
 )
+# Those that read images, each with the type that has its language model's parameters.
+IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3"}
 _TORCH_ONLY = (
     "parallelism.context_parallel",
     "parallelism.degrees",
@@ -58,6 +61,10 @@ def check_settings(config: RunConfig) -> None:
     require_defaults(config, _TORCH_ONLY, "only engine torch supports it")
     if config.training.method == "lora":
         _check_lora(config)
+    if config.dataset.images:
+        if config.training.method == "full":
+            raise UserError("training.method: full has not been tried with dataset.images", "set it to lora")
+        require_defaults(config, ("lora.modules_to_save",), "has not been tried with dataset.images")
     settings.check(config.training.objective, config.trl)
 
 
@@ -115,6 +122,11 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             " (training.micro_batch_size x gradient_accumulation_steps x data-parallel ranks)",
             "change one of them",
         )
+    if config.dataset.images and config.parallelism.sharding in ("zero2", "zero3"):
+        raise UserError(
+            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with dataset.images",
+            "leave it out",
+        )
     whole = config.training.objective == "dpo" and config.training.method == "full"
     if whole and sharding in ("zero2", "zero3"):
         raise UserError(
@@ -124,7 +136,18 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 
 def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
-    check_family(config, degrees, str(model_config.get("model_type", "")))
+    family = str(model_config.get("model_type", ""))
+    if config.dataset.images and family not in IMAGE_FAMILIES:
+        raise UserError(
+            f"dataset.images: engine trl has not been tried with images for models of type {shown(family)}",
+            f"choose a model of type {', '.join(IMAGE_FAMILIES)}, or leave it out",
+        )
+    if config.lora.image_tower and family not in IMAGE_TOWERS:
+        raise UserError(
+            f"lora.image_tower: engine trl has not been tried with the tower of type {shown(family)}",
+            f"leave it out, or choose a model of type {', '.join(IMAGE_TOWERS)}",
+        )
+    check_family(config, degrees, IMAGE_FAMILIES[family] if config.dataset.images else family)
     length, answer = config.dataset.max_length, config.sampling.max_completion_length
     positions = model_config.get("max_position_embeddings")
     if config.training.samples_answers and isinstance(positions, int) and length + answer > positions:

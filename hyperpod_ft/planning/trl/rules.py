@@ -25,9 +25,10 @@ def generates_on_accelerators(config: RunConfig) -> bool:
 
 
 def imports(config: RunConfig) -> tuple[str, ...]:
-    of_rewards = {"math_verify" for reward in config.reward if reward.function == "math_verify"}
-    of_rewards |= {"jsonschema" for reward in config.reward if reward.json_schema is not None}
-    return ("trl", *ATTENTION[attention(config)], *sorted(of_rewards))
+    further = {"math_verify" for reward in config.reward if reward.function == "math_verify"}
+    further |= {"jsonschema" for reward in config.reward if reward.json_schema is not None}
+    further |= {"PIL"} if config.dataset.images else set()
+    return ("trl", *ATTENTION[attention(config)], *sorted(further))
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
@@ -62,7 +63,8 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
     if given == "replicated" or ranks == 1 or not room:
         return Layout(degrees, replicated)
     fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
-    whole = config.training.samples_answers or (config.training.objective == "dpo" and config.training.method == "full")
+    full_dpo = config.training.objective == "dpo" and config.training.method == "full"
+    whole = config.training.samples_answers or config.dataset.images or full_dpo
     return Layout(degrees, replicated if fits or whole else sharded)
 
 

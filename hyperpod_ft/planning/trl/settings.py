@@ -152,7 +152,8 @@ def attention(config: RunConfig) -> str:
 
     On GPUs flex attention skips what documents do not see. Where the embedding is trained, in fp32, queries and keys
     are too, which autocast evens out for SDPA, but not for flex attention. Answers are sampled with SDPA too, one a
-    row. On CPUs a mask separates documents, and SDPA would leave out the soft cap of some types.
+    row, and the towers that read images have it. On CPUs a mask separates documents, and SDPA would leave out the soft
+    cap of some types.
     """
     if named := config.trl.get("model_init_kwargs"):
         return str(named[_OF_MODEL])
@@ -160,7 +161,8 @@ def attention(config: RunConfig) -> str:
         return "eager"
     whole = config.training.method == "full" or last_parts(config.lora.modules_to_save) & {*EMBEDDINGS}
     fp32_queries = whole and config.training.precision == "bf16"
-    return "sdpa" if fp32_queries or config.training.samples_answers else "flex_attention"
+    needs_sdpa = fp32_queries or config.training.samples_answers or config.dataset.images
+    return "sdpa" if needs_sdpa else "flex_attention"
 
 
 def check(objective: str, given: Mapping[str, Any]) -> None:

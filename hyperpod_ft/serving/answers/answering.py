@@ -15,8 +15,11 @@ import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hyperpod_ft.checkpoint.formats import pretrained
+from hyperpod_ft.checkpoint.formats.model_directory import is_image_text, read_config
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.text import answer_format, chat, prompts
+from hyperpod_ft.data.images import files
+from hyperpod_ft.data.images.reader import ImageReader
+from hyperpod_ft.data.text import answer_format, chat, conversation, prompts
 from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -45,9 +48,18 @@ class _Loaded:
 class Answering:
     """All models of a server. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, models: Mapping[str, _Loaded], form: AnswerFormat) -> None:
-        """`models` by name; the first answers requests that name none. `form`: that of the tokenizer's template."""
-        self._tokenizer, self._models, self._form = tokenizer, dict(models), form
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        models: Mapping[str, _Loaded],
+        form: AnswerFormat,
+        images: ImageReader | None = None,
+    ) -> None:
+        """`models` by name; the first answers requests that name none. `form`: that of the tokenizer's template.
+
+        `images`: None for models that read none.
+        """
+        self._tokenizer, self._models, self._form, self._images = tokenizer, dict(models), form, images
         self._stops = {name: make_greedy(one.model, tokenizer) for name, one in self._models.items()}
         # not the tokenizer's size: that of the tuned model may have tokens which its base model lacks
         self._vocabulary = {name: _embeddings(one.model) for name, one in self._models.items()}
@@ -69,7 +81,8 @@ class Answering:
             switch = _with_adapters(model, adapters)
             loaded[base] = _Loaded(model, None, switch)
             loaded |= {name: _Loaded(model, name, switch) for name in adapters}
-        return cls(tokenizers.load(tokenizer), loaded, answer_format.of_model(tokenizer))
+        images = _images(tokenizer) if is_image_text(read_config(next(iter(models.values())))) else None
+        return cls(tokenizers.load(tokenizer), loaded, answer_format.of_model(tokenizer), images)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,16 +117,21 @@ class Answering:
         Raises HttpError when the question is refused, or does not fit into memory.
         """
         name = self.named(request.model)
+        shown: dict[str, torch.Tensor] = {}
         if request.messages is None:
             ids, markup = self._prompt_ids(request, name), MarkupStream(AnswerFormat())
         else:
-            text = self._chat_prompt(request)
-            ids = tokenizers.prompt_ids(self._tokenizer, text, chat=True)
+            text, images = self._chat_prompt(request)
+            if images:
+                shown = self._with_images(text, images)
+                ids = shown.pop("input_ids")[0].tolist()
+            else:
+                ids = tokenizers.prompt_ids(self._tokenizer, text, chat=True)
             markup = MarkupStream(self._form, request.callable_tools, text)
         self._check_ids(ids, name)
         limit = self._limit(request, name, len(ids))
         try:
-            return self._generate(request, name, ids, limit, markup, send)
+            return self._generate(request, name, ids, shown, limit, markup, send)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise HttpError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
@@ -130,21 +148,32 @@ class Answering:
         encode = tokenizers.source_ids if encoder_decoder else tokenizers.prompt_ids
         return encode(self._tokenizer, _checked("prompt", request.prompt or ""))
 
-    def _chat_prompt(self, request: Request) -> str:
+    def _chat_prompt(self, request: Request) -> tuple[str, tuple[bytes, ...]]:
+        """The text before the answer, and its images."""
         try:
-            text = chat.prompt(
+            given = conversation.of_messages(
                 request.messages or (),
-                self._tokenizer,
                 tools=list(request.callable_tools) or None,
                 template_kwargs=request.template_kwargs,
+                read_image=files.of_data_url if self._images else None,
             )
+            text = chat.asked(given, self._tokenizer)
         except RowError as error:
             raise HttpError(400, f"messages: {error.problem}") from error
         except UserError as error:
             raise HttpError(
                 400, "messages: this model has no chat template; send the whole prompt to /v1/completions instead"
             ) from error
-        return _checked("messages", text)
+        return _checked("messages", text), given.images
+
+    def _with_images(self, text: str, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """What the model gets for a text with images."""
+        assert self._images is not None, "else messages with images are refused"
+        try:
+            with self._lock:  # its tokenizer is of one thread at a time
+                return self._images.inputs([text], [images])
+        except RowError as error:
+            raise HttpError(400, f"messages: {error.problem}") from error
 
     def _check_ids(self, ids: Sequence[int], name: str) -> None:
         """Raise HttpError for an id without an embedding, since looking it up ends the process's use of a GPU."""
@@ -172,6 +201,7 @@ class Answering:
         request: Request,
         name: str,
         ids: Sequence[int],
+        shown: Mapping[str, torch.Tensor],
         limit: int,
         markup: MarkupStream,
         send: Callable[[Sequence[Part]], None],
@@ -201,14 +231,24 @@ class Answering:
         with self._lock, torch.inference_mode():
             _switch_on(one)
             input_ids = torch.tensor([ids], device=one.model.device)
+            inputs = {"attention_mask": torch.ones_like(input_ids)}
+            inputs |= {name: tensor.to(one.model.device) for name, tensor in shown.items()}
             one.model.generate(  # type: ignore[operator]
                 input_ids=input_ids,
-                attention_mask=torch.ones_like(input_ids),
+                **inputs,
                 max_new_tokens=limit,
                 logits_processor=sampling(request, one.model.device),
                 stopping_criteria=StoppingCriteriaList([_AfterToken(tokens_before(one.model, len(ids)), after_token)]),
             )
         return Answer(tuple(answer), ended or stream.stopped, len(ids), len(made) + ended)
+
+
+def _images(model: Path) -> ImageReader | None:
+    try:
+        return ImageReader.load(model)
+    except UserError as error:
+        print(f"Only text is answered: {error.problem}", flush=True)
+        return None
 
 
 class _AfterToken(StoppingCriteria):

@@ -54,6 +54,12 @@ def test_patterns_that_name_one_split_choose_it(tmp_path: Path) -> None:
         chosen(there, "org/rows", ("test*",), "validation")
 
 
+def test_images_are_of_the_rows_that_name_them_and_tell_nothing_of_splits() -> None:
+    there = ["images/2.JPG", "images/test-1.png", "rows.jsonl"]
+    assert chosen(there, "org/rows", ("*",), "train") == there
+    assert chosen([*there, "test.jsonl"], "org/rows", ("*.jsonl", "images/*"), "test") == [*there[:2], "test.jsonl"]
+
+
 def test_a_source_of_one_file_is_read_whatever_its_name() -> None:
     assert chosen(["test.jsonl"], "/data/test.jsonl", ANY, "train") == ["test.jsonl"]
 

@@ -215,6 +215,7 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         ("llama3-8b-dpo-p5", LLAMA_3_8B, 29.2),
         ("qwen3-8b-lora-training-job", QWEN3_8B, 17.7),
         ("qwen3-8b-full-training-job", QWEN3_8B, 27.4),
+        ("qwen3-vl-8b-lora-g6e", {"text_config": QWEN3_8B | {"model_type": "qwen3_vl_text"}}, 17.6),
     ],
 )
 def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> None:

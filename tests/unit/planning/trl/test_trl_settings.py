@@ -82,7 +82,9 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
 def test_the_pages_show_what_is_accepted_and_name_every_setting() -> None:
     shown = [yaml.safe_load(text) for page in ("engines", "methods") for text in blocks(f"docs/{page}.md", "yaml")]
     of_trl = [values for values in shown if values.get("engine") == "trl"]
-    assert [values.get("training", {}).get("objective", "sft") for values in of_trl] == ["sft", "grpo", "distillation"]
+    assert [values.get("training", {}).get("objective", "sft") for values in of_trl] == [
+        *("sft", "grpo", "distillation", "sft"),
+    ]
     for values in of_trl:
         values["dataset"] = {"source": "tatsu-lab/alpaca", "format": "alpaca"} | values.get("dataset", {})
         validate({"name": "shown", "model": {"source": "Qwen/Qwen3-8B"}} | values, "docs")
@@ -224,6 +226,7 @@ def test_attention_kernels_are_looked_for_before_training(make_run: MakeRun) -> 
         ("lora__quantization", "nf4", "only engine torch"),
         ("lora__target_modules", ["q_proj", "lm_head"], "TRL does not train an adapter of lm_head"),
         ("dataset__max_target_length", 16, "only engine torch trains encoder-decoders"),
+        ("lora__image_tower", True, "has no effect without dataset.images"),
     ],
 )
 def test_what_trl_has_not_is_refused_in_one_line(tmp_path: Path, key: str, value: Any, says: str) -> None:
@@ -249,6 +252,45 @@ def test_memory_counts_a_teacher(make_run: MakeRun, tmp_path: Path) -> None:
     before, fit = (check_model_directory(config, degrees_of(config), model, teacher=each) for each in (None, teacher))
     assert "the teacher's size is known after download" in before.unknown and not fit.unknown
     assert before.memory and fit.memory and fit.memory.weights - before.memory.weights == 2 * 1000 * 500
+
+
+IMAGES = TRL | {"dataset__images": True, "dataset__format": "chat"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("dataset__format", "dolly", "dataset.images: rows of format dolly have none"),
+        ("dataset__packing", "bfd", "bfd is not possible with dataset.images; set it to none"),
+        ("dataset__overlong", "truncate", "set it to drop"),
+        ("dataset__loss_on", "all", "set it to completion"),
+        ("dataset__reasoning", "context", "set it to train"),
+        ("dataset__deduplicate", True, "true is not possible with dataset.images; set it to false"),
+        ("training__method", "full", "has not been tried with dataset.images"),
+        ("lora__modules_to_save", ["lm_head"], "has not been tried with dataset.images"),
+        ("parallelism__sharding", "zero3", "has not been tried with dataset.images"),
+        ("engine", "torch", "dataset.images: engine torch trains on text only"),
+        ("deploy", {"instance_type": "g6.2xlarge"}, "deploy: endpoints have not been tried with dataset.images"),
+    ],
+)
+def test_what_is_not_possible_with_images_is_refused_in_one_line(
+    tmp_path: Path, key: str, value: Any, says: str
+) -> None:
+    said = refused(tmp_path, **IMAGES | {key: value})
+    assert says in said and len(said.splitlines()) == 1, said
+
+
+def test_images_need_a_model_that_reads_them(make_run: MakeRun) -> None:
+    config = make_run(**IMAGES).config
+    for family in ("gemma3_text", "qwen3", "llava"):
+        with pytest.raises(UserError, match=f"dataset.images: engine trl .* of type '{family}'"):
+            check_trainable(config, degrees_of(config), LLAMA_3_8B | {"model_type": family})
+    language = LLAMA_3_8B | {"model_type": "qwen3_vl_text"}
+    shape = check_trainable(config, degrees_of(config), {"model_type": "qwen3_vl", "text_config": language})
+    assert shape is not None and (shape.model_type, shape.layers) == ("qwen3", 32)
+    adapted = make_run(**IMAGES, lora__image_tower=True).config
+    with pytest.raises(UserError, match=r"lora\.image_tower: .* of type 'gemma3'"):
+        check_trainable(adapted, degrees_of(adapted), {"model_type": "gemma3", "text_config": language})
 
 
 def test_memory_grows_with_what_is_kept(make_run: MakeRun) -> None:

@@ -1,0 +1,202 @@
+"""Rows with images through all stages with engine trl: they are learned, and shown alike wherever a model gets them."""
+
+import runpy
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from hyperpod_ft.checkpoint.formats import pretrained
+from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.data.images.reader import ImageReader
+from hyperpod_ft.data.images.stored import ImageRows
+from hyperpod_ft.engines.batches import PackedSplit
+from hyperpod_ft.engines.trl.callback import StepsFollower
+from hyperpod_ft.engines.trl.images import ImageBatches
+from hyperpod_ft.planning.families import IMAGE_TOWERS
+from hyperpod_ft.report.facts import dataset_facts
+from hyperpod_ft.report.gather import gather
+from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.answers.answering import Answering
+from hyperpod_ft.serving.http.openai_api import Request
+from hyperpod_ft.stages import consolidate, dataset, generate, merge
+from hyperpod_ft.stages.stage import perform
+from tests.training.conftest import curve, metrics, train_here
+from tests.unit import tiny_images
+from tests.unit.stage_runs import finish, make_run
+
+pytestmark = pytest.mark.training
+PICTURES: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).resolve().parents[2] / "examples" / "pictures" / "make_pictures.py")
+)
+DATASET = {"files": ["*.jsonl", "images/*"], "format": "chat", "images": True, "max_length": 96}
+TRAINING = {"precision": "fp32", "micro_batch_size": 8, "learning_rate": 5e-3, "save_every_steps": 8, "sanity_steps": 0}
+
+
+class KilledError(BaseException):
+    """In place of the end of the process."""
+
+
+def prepared(
+    base: Path,
+    model_type: str,
+    pictures: int,
+    lora: Mapping[str, Any] = {},
+    questions: Sequence[str] = ("color",),
+    **training: Any,
+) -> Run:
+    """A run of pictures with these questions, whose rows are prepared."""
+    tiny_images.save(base / "model", model_type, hidden=64)
+    PICTURES["write"](base / "data", pictures, questions=questions)
+    more = {
+        "engine": "trl",
+        "lora": {"r": 32, "alpha": 64, **lora},
+        "training": TRAINING | training,
+        "generate": {"train_samples": 0, "validation_samples": 20, "max_new_tokens": 8},
+    }
+    run = make_run(
+        base, str(base / "model"), {"source": str(base / "data"), "validation_share": 0.2} | DATASET, more=more
+    )
+    shutil.copytree(base / "model", run.paths.base_model)
+    shutil.copytree(base / "data", run.paths.raw_datasets[0])
+    finish(run, "download")
+    perform(run, "dataset", dataset.work)
+    return run
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose training was killed after its 18th step, and went on from the 16th."""
+    run = prepared(tmp_path_factory.mktemp("tuned"), "qwen3_vl", 120, max_steps=48, validate_every_steps=16)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(StepsFollower, "on_step_begin", killed_after(18, StepsFollower.on_step_begin))
+        train_here(run)
+    train_here(run)
+    for name, work in (("consolidate", consolidate.work), ("merge", merge.work), ("generate", generate.work)):
+        perform(run, name, work)
+    return run
+
+
+def killed_after(step: int, begin: Callable[..., None]) -> Callable[..., None]:
+    def on_step_begin(self: StepsFollower, args: Any, state: Any, control: Any, **passed: Any) -> None:
+        if state.global_step == step:
+            raise KilledError
+        begin(self, args, state, control, **passed)
+
+    return on_step_begin
+
+
+def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: Run) -> None:
+    record = tuned.journal.record("train")
+    assert record is not None and record.facts["resumed_from"] == [16]
+    assert [row["step"] for row in metrics(tuned)] == list(range(1, 49))
+    assert "Images" in dict(dataset_facts(gather(tuned)))
+    found = Samples.read(tuned.paths.samples_path)
+    assert found is not None
+    exact = found.exact_match["validation"]
+    assert exact.base == 0 and exact.rows == 20 and exact.tuned >= 16
+    assert found.validation_loss is not None
+    # as TRL's trainer has computed it before the merge
+    assert found.validation_loss.tuned.mean == pytest.approx(metrics(tuned)[-1]["validation_loss"], rel=1e-3)
+    assert found.validation_loss.base.mean == pytest.approx(record.facts["base_validation_loss"], rel=1e-3)
+
+
+def test_the_tuned_model_is_the_whole_one(tuned: Run) -> None:
+    """Adapters are in the language model, and nothing of the tower has changed."""
+    assert verify(tuned.paths.tuned_model, base=tuned.paths.base_model, adapter=tuned.paths.adapter).findings == ()
+    before, after = (
+        load_file(path / "model.safetensors") for path in (tuned.paths.base_model, tuned.paths.tuned_model)
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys() and changed
+    assert all(name.startswith("model.language_model.layers.") for name in changed)
+    assert (tuned.paths.tuned_model / "preprocessor_config.json").exists()
+    batch = ImageBatches(tuned.paths.dataset_path / "validation", ImageReader.load(tuned.paths.tuned_model)).of([0, 1])
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        adapted = PeftModel.from_pretrained(pretrained.load(tuned.paths.base_model, "auto"), str(tuned.paths.adapter))
+        merged = pretrained.load(tuned.paths.tuned_model, "auto")
+        one, other = (model.eval()(**batch).logits[labels != -100] for model in (adapted, merged))
+    assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
+    """Also while it answers a question without an image."""
+    rows = ImageRows(tuned.paths.dataset_path / "validation")
+    server = Answering.load({"tuned": tuned.paths.tuned_model}, {}, tuned.paths.tuned_model, torch.device("cpu"))
+
+    def asked(*images: bytes) -> Request:
+        parts = [{"type": "image_url", "image_url": {"url": tiny_images.data_url(image)}} for image in images]
+        content = [*parts, {"type": "text", "text": PICTURES["QUESTIONS"]["color"]}]
+        return Request(messages=({"role": "user", "content": content},), max_tokens=8)
+
+    text = server.answer(asked(), lambda _: None).text
+    right, nested = 0, list[str]()
+    for number in range(6):
+        row, (image,) = rows[number]
+
+        def ask_too(_: object) -> None:
+            if not nested:
+                nested.append("")
+                nested[0] = server.answer(asked(), lambda _: None).text
+
+        given = server.answer(asked(image), ask_too)
+        right += row.completion.startswith(given.text)
+        stored = PackedSplit(tuned.paths.dataset_path / "validation").batch(np.array([number]))
+        assert given.prompt_tokens == int((stored.labels != -100).long().argmax()) > 10
+    assert right >= 4 and nested == [text]
+
+
+def changed(run: Run) -> set[str]:
+    """The tensors that training changed; none has come or gone."""
+    before, after = (load_file(path / "model.safetensors") for path in (run.paths.base_model, run.paths.tuned_model))
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.mark.parametrize("model_type", tiny_images.TYPES)
+def test_bf16_recomputed_layers_and_a_restart_change_no_loss(tmp_path: Path, model_type: str) -> None:
+    """Nor does it matter that the tower of one is adapted too."""
+    tower = model_type in IMAGE_TOWERS
+    settings = {"precision": "bf16", "activation_checkpointing": "full", "save_every_steps": 2, "micro_batch_size": 2}
+    run = prepared(tmp_path, model_type, 20, {"image_tower": tower}, max_steps=4, **settings)
+    train_here(run)
+    whole = curve(run)
+    run.paths.record_path("train").unlink()
+    (run.paths.checkpoint(4) / "checkpoint.json").unlink()
+    assert train_here(run).facts["resumed_from"] == [2] and curve(run) == whole
+    consolidate.work(run)
+    merge.work(run)
+    assert verify(run.paths.tuned_model, base=run.paths.base_model, adapter=run.paths.adapter).findings == ()
+    assert {"visual" in name for name in changed(run)} == {False, tower}
+
+
+def test_a_step_has_the_mean_loss_of_its_tokens_however_it_is_divided(tmp_path: Path) -> None:
+    """Answers differ in length."""
+    curves = []
+    for rows in (4, 1):
+        divided = {"micro_batch_size": rows, "gradient_accumulation_steps": 4 // rows, "max_steps": 3}
+        run = prepared(tmp_path / str(rows), "qwen3_vl", 20, questions=("color", "count"), **divided)
+        train_here(run)
+        curves.append([value for _, *values in curve(run) for value in values])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("model_type", tiny_images.TYPES)
+def test_batches_have_the_prepared_tokens(tmp_path: Path, model_type: str) -> None:
+    run = prepared(tmp_path, model_type, 10)
+    split = PackedSplit(run.paths.dataset_path / "train")
+    rows = np.arange(len(split))
+    stored, made = split.batch(rows), ImageBatches(split.directory, ImageReader.load(run.paths.base_model)).of(rows)
+    width, mask = made["input_ids"].shape[1], made["attention_mask"]
+    assert torch.equal(made["labels"], stored.labels[:, :width]) and (stored.labels[:, width:] == -100).all()
+    assert torch.equal(made["input_ids"] * mask, stored.input_ids[:, :width] * mask)
+    drawn = {path.read_bytes() for path in (run.paths.raw_datasets[0] / "images").iterdir()}
+    assert all(image in drawn for row in rows.tolist() for image in ImageRows(split.directory)[row][1])
