@@ -18,7 +18,7 @@ from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
 from hyperpod_ft.config.sections.rewards import Grpo, Reward
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker
-from hyperpod_ft.config.sections.training import Dpo, Lora, Training
+from hyperpod_ft.config.sections.training import Dpo, Kto, Lora, Training
 from hyperpod_ft.errors import UserError
 
 EngineName = Literal["torch", "neuron", "trl"]
@@ -55,6 +55,7 @@ class RunConfig(Section):
     dataset: Data
     lora: Lora = Field(default_factory=Lora)
     dpo: Dpo = Field(default_factory=Dpo)
+    kto: Kto = Field(default_factory=Kto)
     grpo: Grpo = Field(default_factory=Grpo)
     reward: tuple[Reward, ...] = ()
     training: Training = Field(default_factory=Training)
@@ -121,7 +122,9 @@ class RunConfig(Section):
 
 
 # the formats that an objective needs, and that no other has
-_FORMATS = {"dpo": "preference", "grpo": "prompt"}
+_FORMATS = {"dpo": "preference", "kto": "unpaired-preference", "grpo": "prompt"}
+# the sections that only one objective has, and their defaults
+_SECTIONS = {"dpo": ("dpo", Dpo()), "kto": ("kto", Kto()), "grpo": ("grpo", Grpo()), "reward": ("grpo", ())}
 
 
 def _check_training(config: RunConfig) -> None:
@@ -157,26 +160,27 @@ def _check_training(config: RunConfig) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    """Preferences and DPO need each other, and so do prompts, rewards and GRPO."""
+    """Preferences and DPO need each other, as do marked completions and KTO, and prompts, rewards and GRPO."""
     objective, dataset = config.training.objective, config.dataset
-    dpo, grpo = objective == "dpo", objective == "grpo"
     for of, form in _FORMATS.items():
         if (objective == of) != (form in dataset.formats):
             raise ValueError(
                 f"training.objective: {objective} does not train on dataset.format {dataset.formats[0]};"
                 f" objective {of} and format {form} go together"
             )
-    if not dpo and config.dpo != Dpo():
-        raise ValueError("dpo: has no effect without training.objective dpo; remove it")
-    for key, default in (("grpo", Grpo()), ("reward", ())):
-        if not grpo and getattr(config, key) != default:
-            raise ValueError(f"{key}: has no effect without training.objective grpo; remove it")
-    if grpo:
+    for key, (of, default) in _SECTIONS.items():
+        if objective != of and getattr(config, key) != default:
+            raise ValueError(f"{key}: has no effect without training.objective {of}; remove it")
+    if objective == "grpo":
         _check_rewards(config)
-    if dpo and dataset.packing == "wrapped":
+    if objective == "dpo" and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
-    if dpo and dataset.loss_on != "completion":
-        raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
+    if objective == "kto" and dataset.packing not in ("auto", "none"):
+        raise ValueError(f"dataset.packing: {dataset.packing} is not possible with objective kto; set it to none")
+    if objective in ("dpo", "kto") and dataset.loss_on != "completion":
+        raise ValueError(
+            f"dataset.loss_on: objective {objective} compares completions after a prompt; leave it at completion"
+        )
 
 
 def _check_rewards(config: RunConfig) -> None:

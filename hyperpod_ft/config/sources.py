@@ -17,6 +17,7 @@ SourceKind = Literal["hub", "s3", "local"]
 EXAMPLES = {
     "tiny-llama": "quickstart/tiny-llama",
     "qa": "quickstart/qa.jsonl",
+    "feedback": "quickstart/feedback.jsonl",
     "preferences": "quickstart/preferences.jsonl",
     "requests": "quickstart/requests.jsonl",
 }

@@ -182,8 +182,8 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
-    settings = _settings(config, "training", "dpo", "grpo", "seed", "cluster.instance_type", config.engine, *adapters)
-    settings |= _rewards(config)
+    sections = ("training", "dpo", "kto", "grpo", config.engine, *adapters)
+    settings = _settings(config, *sections, "seed", "cluster.instance_type") | _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
     changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
     return settings | {"degrees": changing}

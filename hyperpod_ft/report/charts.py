@@ -78,8 +78,8 @@ _QUANTITIES = (
     _Quantity(DEAD, "Experts without a token, of all layers"),
     _Quantity("reward", "Reward of an answer, mean of the step"),
     _Quantity("completions/mean_length", "Tokens of an answer, mean of the step"),
-    _Quantity("kl", "KL divergence from the model before training, nats per token"),
-    _Quantity("rewards/margins", "DPO reward margin, chosen minus rejected"),
+    _Quantity("kl", "KL divergence from the model before training, nats per token; of KTO, per completion"),
+    _Quantity("rewards/margins", "Reward margin, chosen minus rejected"),
     _Quantity("rewards/accuracies", "DPO pairs whose chosen completion has the higher reward, %", 100),
 )
 _REWARD = ("rewards/", "/mean")  # begin and end the names of metrics of a function
@@ -186,7 +186,7 @@ def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence
 
 
 def _unit(report: RunReport) -> str:
-    return {"dpo": "nats per pair", "grpo": "of the policy"}.get(
+    return {"dpo": "nats per pair", "kto": "per completion", "grpo": "of the policy"}.get(
         str(report.settings["training.objective"]), "nats per label token"
     )
 

@@ -118,6 +118,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
         "Objective": {
             "sft": "supervised fine-tuning",
             "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}",
+            "kto": f"desirable and other completions (KTO), beta {config.kto.beta:g}",
             "grpo": f"rewards (GRPO) of {config.grpo.generations} answers to each prompt, beta {config.grpo.beta:g}",
         }[training.objective],
         **({"Rewards": ", ".join(_rewarded(reward) for reward in config.reward)} if config.reward else {}),

@@ -83,6 +83,8 @@ def work(run: Run) -> Result:
     texts, kept = _texts(dataset, sources, examples)
     drawn = mixture.draw([source.examples(kept) for source in sources], dataset.validation_share, run.config.seed)
     _require_training(sources, drawn)
+    drawn_for: dict[SplitName, Numbers] = {"train": drawn.train, "validation": mixture.mixed(drawn.validation)}
+    desirable = stream.desirable.read(0, len(stream.desirable))
     with publish.new_directory(run.paths.dataset_path) as directory:
         packings: dict[SplitName, list[StoredPackings]] = {
             "train": [_pack(run, how, examples, drawn.train, start)],
@@ -95,18 +97,19 @@ def work(run: Run) -> Result:
         for name, of_split in packings.items():
             fill = _filling(dataset, encoder.pad, start)
             prepared.write_split(directory, name, _blocks(of_split, examples, dataset, fill), rows[name])
+            if dataset.is_unpaired and rows[name]:
+                prepared.write_labels(directory, name, desirable[drawn_for[name]])
         if not dataset.has_answers:
             prepared.write_prompts(directory, "train", _prompts(sources, drawn.train, encoder))
-        splits: dict[SplitName, Numbers] = {
-            "train": drawn.train[:_SAMPLES_PER_SPLIT],
-            "validation": mixture.mixed(drawn.validation)[:_SAMPLES_PER_SPLIT],
-        }
+        splits = {name: chosen[:_SAMPLES_PER_SPLIT] for name, chosen in drawn_for.items()}
         found = read(sources, np.concatenate(list(splits.values())), encoder)
         of_sources: tuple[SourceReport, ...] = ()
         if dataset.mixes:
             held_out = [one.row_count for one in packings["validation"]] or [0] * len(sources)
             of_sources = _source_reports(sources, examples, kept, drawn, held_out)
         report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
+        if dataset.is_unpaired:
+            report = replace(report, desirable_examples=int(desirable[drawn.train].sum()))
         if "chat" in dataset.formats:
             in_chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
             report = replace(report, chats=in_chats)
@@ -147,7 +150,7 @@ def _packing_of(run: Run) -> packing.How:
     """How examples fill rows; where the model decides that against packing, a line says why."""
     if run.config.dataset.packing != "auto":
         return run.config.dataset.packing
-    if not run.config.dataset.has_answers:
+    if run.config.dataset.is_unpaired or not run.config.dataset.has_answers:
         return "none"
     certificate = run.journal.certificate()
     if not (certificate and certificate.not_packed):
@@ -236,12 +239,12 @@ def _decoder_start(run: Run) -> int | None:
 
 
 def _samples(splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExample]) -> list[Sample]:
-    """Those with a prompt, which a model can be asked; of preferences, the chosen documents."""
+    """Those with a prompt, which a model can be asked; of preferences, the chosen or desirable documents."""
     return [
         Sample.of(split, found[number].documents[0], found[number].source.name)
         for split, chosen in splits.items()
         for number in dict.fromkeys(chosen.tolist())  # an epoch may have an example several times
-        if found[number].documents[0].prompt.strip()
+        if found[number].documents[0].prompt.strip() and found[number].documents[0].desirable is not False
     ]
 
 

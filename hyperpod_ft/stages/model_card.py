@@ -96,6 +96,9 @@ def _objective(config: RunConfig) -> dict[str, str]:
     if config.training.objective == "grpo":
         rewards = ", ".join(reward.known_as for reward in config.reward)
         return {"objective": f"group relative policy optimization (GRPO), beta {config.grpo.beta:g}, of {rewards}"}
+    if config.training.objective == "kto":
+        weights = f"weights {config.kto.desirable_weight:g} and {config.kto.undesirable_weight:g}"
+        return {"objective": f"Kahneman-Tversky optimization (KTO), beta {config.kto.beta:g}, {weights}"}
     smoothing = f", label_smoothing {config.dpo.label_smoothing:g}" * (config.dpo.label_smoothing != 0)
     return {"objective": f"direct preference optimization, beta {config.dpo.beta:g}{smoothing}"}
 

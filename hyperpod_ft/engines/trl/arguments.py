@@ -71,6 +71,12 @@ def _dpo(config: RunConfig) -> dict[str, Any]:
     return {**_OF_ROWS, "beta": config.dpo.beta, "disable_dropout": not config.lora.dropout}
 
 
+def _kto(config: RunConfig) -> dict[str, Any]:
+    kto = config.kto
+    weights = {"desirable_weight": kto.desirable_weight, "undesirable_weight": kto.undesirable_weight}
+    return {**_OF_ROWS, "beta": kto.beta, **weights, "disable_dropout": not config.lora.dropout}
+
+
 def _grpo(config: RunConfig) -> dict[str, Any]:
     return {
         "num_generations": config.grpo.generations,
@@ -84,4 +90,4 @@ def _grpo(config: RunConfig) -> dict[str, Any]:
 
 # the rows have their length
 _OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
-_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _grpo}
+_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "kto": _kto, "grpo": _grpo}

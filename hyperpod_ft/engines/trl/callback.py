@@ -26,9 +26,12 @@ _NOT_METRICS = {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "st
 
 
 def has_known_scale(config: RunConfig) -> bool:
-    """Whether the loss is in nats, as sanity.check takes it. Those of rewards are not, nor those of beta squared."""
+    """Whether the loss is in nats, as sanity.check takes it.
+
+    Those of rewards and of single preferences are not, nor those of beta squared.
+    """
     losses = config.trl.get("loss_type", ())
-    scaled = config.training.objective == "grpo" or "loss_weights" in config.trl
+    scaled = config.training.objective in ("kto", "grpo") or "loss_weights" in config.trl
     return not (scaled or "ipo" in losses or "sppo_hard" in losses)
 
 

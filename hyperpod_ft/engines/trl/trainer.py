@@ -16,6 +16,8 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.kto_config import KTOConfig
+from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -28,7 +30,7 @@ from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
-from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
+from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator, UnpairedCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
 
@@ -48,6 +50,10 @@ class _Dpo(_MatricesDecay, DPOTrainer):
     pass
 
 
+class _Kto(_MatricesDecay, KTOTrainer):
+    pass
+
+
 class _Grpo(_MatricesDecay, GRPOTrainer):
     pass
 
@@ -55,10 +61,12 @@ class _Grpo(_MatricesDecay, GRPOTrainer):
 _KINDS: Mapping[str, tuple[Any, Any]] = {
     "sft": (_Sft, SFTConfig),
     "dpo": (_Dpo, DPOConfig),
+    "kto": (_Kto, KTOConfig),
     "grpo": (_Grpo, GRPOConfig),
 }
-_COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator}
-# DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
+_COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator, "kto": UnpairedCollator}
+# These prepare the rows that they are made with, and then train on those of their dataset
+_PREPARING = ("dpo", "kto")
 _UNUSED = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
 
@@ -98,7 +106,7 @@ def build(
             trainer = kind(
                 model=model,
                 args=settings(**arguments(config, task.layout.sharding, steps, directory)),
-                train_dataset=_UNUSED if config.training.objective == "dpo" else order,
+                train_dataset=_UNUSED if config.training.objective in _PREPARING else order,
                 processing_class=processing,
                 peft_config=adapters,
                 callbacks=[callback],

@@ -46,8 +46,8 @@ def check_settings(config: RunConfig) -> None:
             "cluster.instance_type: engine torch does not run on trn1",
             "choose trn2, which TorchNeuron needs, or use engine: neuron",
         )
-    if config.training.objective == "grpo":
-        raise UserError("training.objective: engine torch has no grpo", "set engine: trl")
+    if config.training.objective in ("kto", "grpo"):
+        raise UserError(f"training.objective: engine torch has no {config.training.objective}", "set engine: trl")
     if config.training.objective == "dpo":
         _check_preferences(config)
     if config.dataset.max_target_length is not None:

@@ -48,6 +48,8 @@ def check_settings(config: RunConfig) -> None:
         )
     if config.training.objective == "dpo":
         _check_preferences(config)
+    if config.training.objective == "kto":
+        _check_mismatches(config)
     if config.dataset.max_target_length is not None:
         raise UserError("dataset.max_target_length: only engine torch trains encoder-decoders", "set engine: torch")
     if config.training.compile is not None:
@@ -85,6 +87,16 @@ def _check_preferences(config: RunConfig) -> None:
     require_defaults(config, ("dpo.label_smoothing",), "only engine torch supports it")
 
 
+def _check_mismatches(config: RunConfig) -> None:
+    """KTO's estimate of the KL divergence takes each completion of a forward pass with the prompt of another one."""
+    if config.training.micro_batch_size == 1 and config.trl.get("loss_type") != "apo_zero_unpaired":
+        raise UserError(
+            "training.micro_batch_size: objective kto needs several rows in a forward pass, to estimate the KL"
+            " divergence from completions of other prompts",
+            "set it to 2 or more, or set trl: {loss_type: apo_zero_unpaired}",
+        )
+
+
 def _check_lora(config: RunConfig) -> None:
     require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
     if ends := sorted(config.lora.given_names & {*EMBEDDINGS, "lm_head"}):
@@ -96,23 +108,21 @@ def _check_lora(config: RunConfig) -> None:
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     """All ranks are data-parallel; a second model for the reference is not sharded, nor one that generates."""
-    training, grpo = config.training, config.training.objective == "grpo"
-    if grpo and config.parallelism.sharding in ("zero2", "zero3"):
+    training, sharding = config.training, config.parallelism.sharding
+    if training.objective in settings.UNSHARDED and sharding in ("zero2", "zero3"):
         raise UserError(
-            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with objective grpo",
-            "leave it out",
+            f"parallelism.sharding: {sharding} has not been tried with objective {training.objective}", "leave it out"
         )
     answers = training.micro_batch_size * training.gradient_accumulation_steps * degrees.data_parallel
-    if grpo and answers % config.grpo.generations:
+    if training.objective == "grpo" and answers % config.grpo.generations:
         raise UserError(
             f"grpo.generations: {config.grpo.generations} does not divide the {answers} answers of a step"
             " (training.micro_batch_size x gradient_accumulation_steps x data-parallel ranks)",
             "change one of them",
         )
-    whole = config.training.objective == "dpo" and config.training.method == "full"
-    if whole and config.parallelism.sharding in ("zero2", "zero3"):
+    if settings.has_reference(config) and sharding in ("zero2", "zero3"):
         raise UserError(
-            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with the reference model of dpo",
+            f"parallelism.sharding: {sharding} has not been tried with the reference model of dpo",
             "set training.method to lora, or engine: torch",
         )
 

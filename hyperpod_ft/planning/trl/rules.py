@@ -9,7 +9,7 @@ from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl.memory import TrlMemory
-from hyperpod_ft.planning.trl.settings import ATTENTION, attention
+from hyperpod_ft.planning.trl.settings import ATTENTION, UNSHARDED, attention, has_reference
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
@@ -59,9 +59,7 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
     if given == "replicated" or ranks == 1 or not room:
         return Layout(degrees, replicated)
     fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
-    whole = config.training.objective == "grpo" or (
-        config.training.objective == "dpo" and config.training.method == "full"
-    )
+    whole = config.training.objective in UNSHARDED or has_reference(config)
     return Layout(degrees, replicated if fits or whole else sharded)
 
 

@@ -61,12 +61,12 @@ class TrainingSummary:
     base_validation_loss: Annotated[float | None, _Line("base validation loss", "{:.4f}".format)]
     validation_loss: Annotated[float | None, _Line("final validation loss", "{:.4f}".format)]
     best_validation_loss: Annotated[float | None, _Line("best validation loss", "{:.4f}".format)]
-    # of DPO, after the last step
+    # of DPO and KTO, after the last step
     reward_margin: Annotated[float | None, _Line("rewards/margins", "{:.4f}".format)]
     reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
     validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
     validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
-    # of GRPO, in the last step
+    # of GRPO and KTO, in the last step
     reward: Annotated[float | None, _Line("reward", "{:.4f}".format)]
     completion_length: Annotated[float | None, _Line("tokens of an answer", "{:,.1f}".format)]
     kl: Annotated[float | None, _Line("KL divergence from the base", "{:.4f}".format)]

@@ -15,6 +15,7 @@ from transformers import TrainerControl
 from transformers.training_args import OptimizerNames
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.kto_config import KTOConfig
 from trl.trainer.sft_config import SFTConfig
 
 from hyperpod_ft.config.run_file import validate
@@ -32,12 +33,17 @@ from tests.unit.config.run_files import load, refused
 from tests.unit.planning.memory_estimates import estimated, shape_of
 
 ROOT = Path(__file__).resolve().parents[4]
-CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}
+CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "kto": KTOConfig, "grpo": GRPOConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sft": {},
     "dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"},
+    "kto": {
+        "training__objective": "kto",
+        "dataset__format": "unpaired-preference",
+        "training__micro_batch_size": 2,
+    },
     "grpo": {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]},
 }
 
@@ -63,7 +69,7 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
 def test_the_page_shows_what_is_accepted_and_names_every_setting() -> None:
     page = (ROOT / "docs/engines.md").read_text(encoding="utf-8").partition("## Engine trl")[2].partition("\n## ")[0]
     shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
-    assert [one["engine"] for one in shown] == ["trl", "trl"]
+    assert [one["engine"] for one in shown] == ["trl"] * 3
     for values in shown:
         values["dataset"] = {"source": "tatsu-lab/alpaca", "format": "alpaca"} | values.get("dataset", {})
         validate({"name": "shown", "model": {"source": "Qwen/Qwen3-8B"}} | values, "docs/engines.md")
@@ -85,6 +91,7 @@ def test_trl_leaves_the_dropout_of_adapters_on(make_run: MakeRun, objective: str
         ("dpo", {"loss_type": ["apo_zero"]}, True),
         ("dpo", {"loss_type": ["sigmoid", "ipo"]}, False),
         ("dpo", {"loss_type": ["sigmoid", "sft"], "loss_weights": [30, 1]}, False),
+        ("kto", {}, False),
         ("grpo", {}, False),
     ],
 )
@@ -151,6 +158,26 @@ def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
         assert f"TRL has no {name} for loss_type aot" in refused(tmp_path, **dpo, trl=aot)
         assert load(tmp_path, **dpo, trl=aot | {"loss_type": ["sigmoid", "ipo"]}).trl
     assert load(tmp_path, **dpo, trl=losses | {"loss_weights": [1.0, 0.5]}).trl
+
+
+def test_labels_and_what_they_need_go_together(tmp_path: Path) -> None:
+    kto = TRL | OBJECTIVES["kto"]
+    assert load(tmp_path, **kto, kto={"desirable_weight": 1.3}).kto.undesirable_weight == 1.0
+    together = "objective kto and format unpaired-preference go together"
+    for key in ("training__objective", "dataset__format"):
+        assert together in refused(tmp_path, **{name: value for name, value in kto.items() if name != key})
+    assert "kto: has no effect without training.objective kto" in refused(tmp_path, **TRL, kto={"beta": 0.2})
+    assert "training.objective: engine torch has no kto; set engine: trl" in refused(
+        tmp_path, **OBJECTIVES["kto"], engine="torch"
+    )
+    assert "dataset.packing: bfd is not possible with objective kto" in refused(tmp_path, **kto, dataset__packing="bfd")
+    assert "dataset.loss_on: " in refused(tmp_path, **kto, dataset__loss_on="all")
+    alone = kto | {"training__micro_batch_size": 1}
+    assert "training.micro_batch_size: objective kto needs several rows" in refused(tmp_path, **alone)
+    assert load(tmp_path, **alone, trl={"loss_type": "apo_zero_unpaired"}).trl
+    for name, key in (("beta", "kto.beta"), ("desirable_weight", "kto.desirable_weight")):
+        assert f"trl: {name} is {key} in a run file" in refused(tmp_path, **kto, trl={name: 0.5})
+    assert "zero3 has not been tried with objective kto" in refused(tmp_path, **kto, parallelism__sharding="zero3")
 
 
 def test_settings_of_generation_replace_no_others(tmp_path: Path) -> None:
@@ -227,6 +254,9 @@ def test_memory_grows_with_what_is_kept(make_run: MakeRun) -> None:
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(22 * parameters)
     lighter = estimated(make_run(**whole, parallelism__sharding="replicated", trl={"optim": "sgd"}).config, LLAMA_3_8B)
     assert memory.total - lighter.total == pytest.approx(8 * parameters)
+    compared = OBJECTIVES["kto"] | {"dataset__max_length": config.dataset.max_length // 2}
+    reference = estimated(make_run(**whole, **compared, parallelism__sharding="replicated").config, LLAMA_3_8B)
+    assert reference.weights - memory.weights == pytest.approx(6 * parameters)
     sharded = estimated(make_run(**whole).config, LLAMA_3_8B)
     assert 2 * parameters < sharded.total - sharded.activations < 5 * parameters
     shape = shape_of(LLAMA_3_8B)
