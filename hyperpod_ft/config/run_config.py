@@ -122,7 +122,7 @@ class RunConfig(Section):
 
 
 # the formats that an objective needs, and that no other has
-_FORMATS = {"dpo": "preference", "kto": "unpaired-preference", "grpo": "prompt"}
+_FORMATS = {"dpo": "preference", "kto": "unpaired-preference", "grpo": "prompt", "reward": "preference"}
 # the sections that only one objective has, and their defaults
 _SECTIONS = {"dpo": ("dpo", Dpo()), "kto": ("kto", Kto()), "grpo": ("grpo", Grpo()), "reward": ("grpo", ())}
 
@@ -162,12 +162,13 @@ def _check_training(config: RunConfig) -> None:
 def _check_objective(config: RunConfig) -> None:
     """Preferences and DPO need each other, as do marked completions and KTO, and prompts, rewards and GRPO."""
     objective, dataset = config.training.objective, config.dataset
-    for of, form in _FORMATS.items():
-        if (objective == of) != (form in dataset.formats):
-            raise ValueError(
-                f"training.objective: {objective} does not train on dataset.format {dataset.formats[0]};"
-                f" objective {of} and format {form} go together"
-            )
+    of_data = [of for of, form in _FORMATS.items() if form in dataset.formats]
+    if objective not in of_data if of_data else objective in _FORMATS:
+        of = objective if objective in _FORMATS else of_data[0]
+        raise ValueError(
+            f"training.objective: {objective} does not train on dataset.format {dataset.formats[0]};"
+            f" objective {of} and format {_FORMATS[of]} go together"
+        )
     for key, (of, default) in _SECTIONS.items():
         if objective != of and getattr(config, key) != default:
             raise ValueError(f"{key}: has no effect without training.objective {of}; remove it")
@@ -175,12 +176,25 @@ def _check_objective(config: RunConfig) -> None:
         _check_rewards(config)
     if objective == "dpo" and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
-    if objective == "kto" and dataset.packing not in ("auto", "none"):
-        raise ValueError(f"dataset.packing: {dataset.packing} is not possible with objective kto; set it to none")
-    if objective in ("dpo", "kto") and dataset.loss_on != "completion":
+    if objective in ("kto", "reward") and dataset.packing not in ("auto", "none"):
+        raise ValueError(
+            f"dataset.packing: {dataset.packing} is not possible with objective {objective}; set it to none"
+        )
+    if objective == "reward":
+        _check_reward_model(config)
+    if objective in ("dpo", "kto", "reward") and dataset.loss_on != "completion":
         raise ValueError(
             f"dataset.loss_on: objective {objective} compares completions after a prompt; leave it at completion"
         )
+
+
+def _check_reward_model(config: RunConfig) -> None:
+    """It scores answers, and writes none."""
+    for key, default in (("generate", Generate()), ("eval", None), ("deploy", None)):
+        if getattr(config, key) != default:
+            raise ValueError(f"{key}: a reward model writes no answers; remove the section")
+    if config.lora.modules_to_save:
+        raise ValueError("lora.modules_to_save: a reward model trains its score so, and nothing else; leave it out")
 
 
 def _check_rewards(config: RunConfig) -> None:

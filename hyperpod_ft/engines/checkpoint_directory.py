@@ -44,6 +44,7 @@ from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.adapters.lora_config import in_language_model
 from hyperpod_ft.checkpoint.consolidate import check_fit
 from hyperpod_ft.checkpoint.formats.model_directory import (
+    is_classifier,
     is_encoder_decoder,
     is_image_text,
     of_language_model,
@@ -257,13 +258,16 @@ def describe_lora(
     model_type = str(model_config.get("model_type", ""))
     family = family_of(model_type)
     wanted = targets(lora, model_type) if modules is None else modules
+    scores = is_classifier(whole_config)
+    task = "SEQ_CLS" if scores else "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM"
     return LoraDescription.model_validate(
         lora.model_dump()
         | {
+            "modules_to_save": (*lora.modules_to_save, *(["score"] if scores else ())),
             "target_modules": in_language_model(wanted) if wanted and is_image_text(whole_config) else wanted,
             "target_parameters": parameters,
             "fan_in_fan_out": family is not None and family.transposed,
-            "task": "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM",
+            "task": task,
         }
     )
 

@@ -176,6 +176,7 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
         **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files"),
         "split": parts[0].dataset.split_name,
         **({"sources": listed} if listed else {}),
+        **({"made": "score"} if config.training.objective == "reward" else {}),
     }
 
 
@@ -318,6 +319,7 @@ _STAGES: dict[StageName, _Definition] = {
         1,
         ("env", "download", "dataset"),
         lambda config, _: _settings(config, "generate"),
+        applies=lambda config: config.training.objective != "reward",  # it writes no answers
         asks_model=True,
         accelerated=True,
     ),

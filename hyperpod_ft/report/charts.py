@@ -80,6 +80,8 @@ _QUANTITIES = (
     _Quantity("completions/mean_length", "Tokens of an answer, mean of the step"),
     _Quantity("kl", "KL divergence from the model before training, nats per token; of KTO, per completion"),
     _Quantity("rewards/margins", "Reward margin, chosen minus rejected"),
+    _Quantity("margin", "Score margin, chosen minus rejected"),
+    _Quantity("accuracy", "Pairs whose chosen completion has the higher score, %", 100),
     _Quantity("rewards/accuracies", "DPO pairs whose chosen completion has the higher reward, %", 100),
 )
 _REWARD = ("rewards/", "/mean")  # begin and end the names of metrics of a function
@@ -186,7 +188,7 @@ def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence
 
 
 def _unit(report: RunReport) -> str:
-    return {"dpo": "nats per pair", "kto": "per completion", "grpo": "of the policy"}.get(
+    return {"dpo": "nats per pair", "reward": "nats per pair", "kto": "per completion", "grpo": "of the policy"}.get(
         str(report.settings["training.objective"]), "nats per label token"
     )
 

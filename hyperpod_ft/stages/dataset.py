@@ -150,7 +150,7 @@ def _packing_of(run: Run) -> packing.How:
     """How examples fill rows; where the model decides that against packing, a line says why."""
     if run.config.dataset.packing != "auto":
         return run.config.dataset.packing
-    if run.config.dataset.is_unpaired or not run.config.dataset.has_answers:
+    if run.config.training.objective in ("kto", "grpo", "reward"):
         return "none"
     certificate = run.journal.certificate()
     if not (certificate and certificate.not_packed):

@@ -21,8 +21,8 @@ def work(run: Run) -> Result:
     fetched |= {wanted.key: ensure(wanted) for wanted in adapter.wanted(run)}
     adapter.check(run)
     check_model_directory(with_adapter(run.config), run.plan.degrees, run.paths.fetched_model)
-    if extended := assets.model_with_new_tokens(run):
-        fetched["model.new_tokens"] = ensure(extended)
+    if made := assets.made_model(run):
+        fetched["model.new_tokens" if run.config.model.added_tokens else "score"] = ensure(made)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
     return Result(
         list(dict.fromkeys(run.paths.inputs)),

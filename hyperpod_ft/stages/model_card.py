@@ -36,7 +36,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
     header: dict[str, Any] = {
         "base_model": model_asset(run.config).short_name,  # the Hub rejects a card with a full path
         "library_name": "peft" if adapter else "transformers",
-        "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
+        "pipeline_tag": _pipeline(config),
         "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
     }
     data = [part.dataset.asset for part in config.dataset.parts]
@@ -90,12 +90,20 @@ def with_evaluations(card: str, evaluations: Sequence[EvaluationResult]) -> str:
     return f"{before.rstrip()}\n\n{section}{after or chr(10)}"
 
 
+def _pipeline(config: RunConfig) -> str:
+    if config.training.objective == "reward":
+        return "text-classification"
+    return "text2text-generation" if config.dataset.max_target_length else "text-generation"
+
+
 def _objective(config: RunConfig) -> dict[str, str]:
     if config.training.objective == "sft":
         return {}
     if config.training.objective == "grpo":
         rewards = ", ".join(reward.known_as for reward in config.reward)
         return {"objective": f"group relative policy optimization (GRPO), beta {config.grpo.beta:g}, of {rewards}"}
+    if config.training.objective == "reward":
+        return {"objective": "reward model: one score (AutoModelForSequenceClassification), higher for chosen answers"}
     if config.training.objective == "kto":
         weights = f"weights {config.kto.desirable_weight:g} and {config.kto.undesirable_weight:g}"
         return {"objective": f"Kahneman-Tversky optimization (KTO), beta {config.kto.beta:g}, {weights}"}

@@ -42,14 +42,16 @@ def prepared(tmp_path: Path, sources: list[list[dict[str, Any]]], settings: dict
     tokenizer.save_pretrained(model)
     for number, rows in enumerate(sources):
         (tmp_path / f"rows{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    listed = [{"source": f"./rows{number}.jsonl", "format": "unpaired-preference"} for number in range(len(sources))]
+    kto = "label" in sources[0][0]
+    form = "unpaired-preference" if kto else "preference"
+    listed = [{"source": f"./rows{number}.jsonl", "format": form} for number in range(len(sources))]
     values: dict[str, Any] = {
         "name": "run",
         "engine": "trl",
         "cluster": {"root": str(tmp_path / "root"), "instance_type": "local"},
         "model": {"source": str(model)},
         "dataset": {"sources": listed, "max_length": LENGTH, "validation_share": 0},
-        "kto": {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.8},
+        "kto": {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.8} if kto else {},
         "training": {
             "method": "full",
             "objective": "kto",

@@ -55,6 +55,9 @@ FULL = TRL | {"training.method": "full"}
 DPO = {"training.objective": "dpo", "dataset.format": "preference", "dataset.packing": "none", "dpo": {"beta": 0.2}}
 KTO = {"training.objective": "kto", "dataset.format": "unpaired-preference"}
 KTO |= {"dataset.validation_share": 0.1, "training.validate_every_steps": 5}
+REWARD = {"training.objective": "reward", "dataset.format": "preference", "training.micro_batch_size": 1}
+REWARD |= {"dataset.validation_share": 0.1, "training.validate_every_steps": 5}
+SCORES = tiny_llama(architectures=["LlamaForSequenceClassification"], num_labels=1, pad_token_id=1)
 # dropout makes the random state matter
 DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
 
@@ -285,13 +288,16 @@ def test_sharded_ranks_train_save_and_resume_as_one(
         assert float((tensor - tuned[1][name]).abs().max()) < 1e-3, name
 
 
-@pytest.mark.parametrize("others", [{"training.micro_batch_size": 1}, KTO], ids=["sft", "kto"])
+@pytest.mark.parametrize("others", [{"training.micro_batch_size": 1}, KTO, REWARD], ids=["sft", "kto", "reward"])
 def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jobs, others: dict[str, Any]) -> None:
     settings = TRL | DROPOUT | {"parallelism": {"ranks_per_node": 2}} | others
     settings |= {"training.max_steps": 12, "training.save_every_steps": 4}
-    undisturbed, killed = (make_trl_run(name, settings, max_length=48) for name in ("undisturbed", "killed"))
+    model = SCORES if others == REWARD else None
+    undisturbed, killed = (
+        make_trl_run(name, settings, model=model, max_length=48) for name in ("undisturbed", "killed")
+    )
     for run in (undisturbed, killed):
-        if run.config.training.objective == "kto":
+        if run.config.training.objective != "sft":
             use_preferences(run)
     trl_jobs.train(undisturbed)
     trl_jobs.start_held(killed, after_step=6).kill()

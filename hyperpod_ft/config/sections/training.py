@@ -20,12 +20,12 @@ class Training(Section):
     """The training loop and optimizer."""
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
-    objective: Literal["sft", "dpo", "kto", "grpo"] = Field(
+    objective: Literal["sft", "dpo", "kto", "grpo", "reward"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
         " completions, with a dataset of format preference (not engine neuron). `kto`: tell desirable completions from"
-        " others, with format unpaired-preference. `grpo`: learn from the rewards of sampled answers. Both need engine"
-        " trl (docs/engines.md).",
+        " others, with format unpaired-preference. `grpo`: learn from the rewards of sampled answers. `reward`: become"
+        " a reward model, with format preference. These need engine trl (docs/engines.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")

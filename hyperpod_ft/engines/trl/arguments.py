@@ -77,6 +77,10 @@ def _kto(config: RunConfig) -> dict[str, Any]:
     return {**_OF_ROWS, "beta": kto.beta, **weights, "disable_dropout": not config.lora.dropout}
 
 
+def _reward(config: RunConfig) -> dict[str, Any]:
+    return {**_OF_ROWS, "disable_dropout": not config.lora.dropout}
+
+
 def _grpo(config: RunConfig) -> dict[str, Any]:
     return {
         "num_generations": config.grpo.generations,
@@ -90,4 +94,4 @@ def _grpo(config: RunConfig) -> dict[str, Any]:
 
 # the rows have their length
 _OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
-_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "kto": _kto, "grpo": _grpo}
+_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "kto": _kto, "reward": _reward, "grpo": _grpo}

@@ -28,9 +28,9 @@ def numbered(order: DataOrder, steps: int) -> Dataset:
 class RowCollator:
     """Makes batches of rows, by their numbers."""
 
-    def __init__(self, split: PackedSplit, *, flat: bool) -> None:
-        """`flat`: all rows of a batch are one; kernels for packed documents know no others."""
-        self._split, self._flat = split, flat
+    def __init__(self, split: PackedSplit, *, flat: bool, pad: int) -> None:
+        """`flat`: all rows of a batch are one; kernels for packed documents know no others. `pad`: the id that pads."""
+        self._split, self._flat, self._pad = split, flat, pad
 
     def __call__(self, examples: Sequence[Mapping[str, int]]) -> dict[str, torch.Tensor]:
         """The batch of these examples of the dataset."""
@@ -64,11 +64,19 @@ class PairCollator(RowCollator):
         batch = split.batch(rows)
         assert isinstance(batch, Batch)
         chosen, rejected = zip(*(_documents(batch, row)[:2] for row in range(len(rows))), strict=True)
-        return _padded([*chosen, *rejected])
+        return _padded([*chosen, *rejected], self._pad)
 
     def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
         """The number of pairs."""
         return len(batch["input_ids"]) // 2
+
+
+class ScoredPairCollator(PairCollator):
+    """Makes batches of the same pairs for a model that scores them."""
+
+    def batch(self, split: PackedSplit, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """Without `completion_mask`: a score is that of the last token."""
+        return {name: tensor for name, tensor in super().batch(split, rows).items() if name != "completion_mask"}
 
 
 class UnpairedCollator(RowCollator):
@@ -92,8 +100,8 @@ class UnpairedCollator(RowCollator):
             )
             for document, begin, place in zip(documents, begins, places, strict=True)
         ]
-        others = {f"KL_{name}": tensor for name, tensor in _padded(mismatched).items()}
-        return {**_padded(documents), **others, "label": batch.desirable}
+        others = {f"KL_{name}": tensor for name, tensor in _padded(mismatched, self._pad).items()}
+        return {**_padded(documents, self._pad), **others, "label": batch.desirable}
 
     def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
         """The number of rows."""
@@ -111,8 +119,12 @@ def _documents(batch: Batch, row: int) -> list[_Document]:
     return [(batch.input_ids[row, begin:end], trained[begin:end]) for begin, end in pairwise(begins)]
 
 
-def _padded(documents: Sequence[_Document]) -> dict[str, torch.Tensor]:
+def _padded(documents: Sequence[_Document], pad: int) -> dict[str, torch.Tensor]:
     """As TRL names them: `input_ids`, `attention_mask` and `completion_mask`, int64 [documents, longest]."""
     ids, trained = zip(*documents, strict=True)
     columns = {"input_ids": ids, "attention_mask": map(torch.ones_like, ids), "completion_mask": trained}
-    return {name: pad_sequence(list(column), batch_first=True) for name, column in columns.items()}
+    paddings = {"input_ids": pad}
+    return {
+        name: pad_sequence(list(column), batch_first=True, padding_value=paddings.get(name, 0))
+        for name, column in columns.items()
+    }

@@ -18,6 +18,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -30,7 +32,7 @@ from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
-from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator, UnpairedCollator
+from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator, ScoredPairCollator, UnpairedCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
 
@@ -54,6 +56,10 @@ class _Kto(_MatricesDecay, KTOTrainer):
     pass
 
 
+class _Reward(_MatricesDecay, RewardTrainer):
+    pass
+
+
 class _Grpo(_MatricesDecay, GRPOTrainer):
     pass
 
@@ -62,11 +68,17 @@ _KINDS: Mapping[str, tuple[Any, Any]] = {
     "sft": (_Sft, SFTConfig),
     "dpo": (_Dpo, DPOConfig),
     "kto": (_Kto, KTOConfig),
+    "reward": (_Reward, RewardConfig),
     "grpo": (_Grpo, GRPOConfig),
 }
-_COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator, "kto": UnpairedCollator}
+_COLLATORS: Mapping[str, type[RowCollator]] = {
+    "sft": RowCollator,
+    "dpo": PairCollator,
+    "kto": UnpairedCollator,
+    "reward": ScoredPairCollator,
+}
 # These prepare the rows that they are made with, and then train on those of their dataset
-_PREPARING = ("dpo", "kto")
+_PREPARING = ("dpo", "kto", "reward")
 _UNUSED = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
 
@@ -91,6 +103,8 @@ def build(
     adapters = lora_config(config, model.config.model_type) if config.training.method == "lora" else None
     kind, settings = _KINDS[config.training.objective]
     processing: Any = tokenizer.load(task.base_model)
+    if config.training.objective == "reward":  # transformers finds a text's last token by it
+        processing.pad_token = processing.convert_ids_to_tokens(model.config.pad_token_id)
     collator = None
     if config.training.objective == "grpo":
         prompts = Prompts(task.dataset / "train")
@@ -98,7 +112,9 @@ def build(
         further: dict[str, Any] = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
     else:
         # flash attention finds the documents of a batch only where they are one row (transformers)
-        collator = _COLLATORS[config.training.objective](rows, flat="flash" in attention(config))
+        collator = _COLLATORS[config.training.objective](
+            rows, flat="flash" in attention(config), pad=tokenizer.pad_id(processing)
+        )
         further = {"data_collator": collator}
     try:
         with warnings.catch_warnings():

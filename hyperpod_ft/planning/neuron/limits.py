@@ -54,7 +54,7 @@ def check_settings(config: RunConfig) -> None:
             "choose one, or set engine: torch",
         )
     if config.training.objective != "sft":
-        other = {"dpo": "torch", "kto": "trl", "grpo": "trl"}[config.training.objective]
+        other = {"dpo": "torch", "kto": "trl", "grpo": "trl", "reward": "trl"}[config.training.objective]
         raise UserError(
             f"training.objective: only engine {other} supports {config.training.objective}",
             f"set engine: {other}, or objective sft",

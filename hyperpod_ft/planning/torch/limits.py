@@ -46,7 +46,7 @@ def check_settings(config: RunConfig) -> None:
             "cluster.instance_type: engine torch does not run on trn1",
             "choose trn2, which TorchNeuron needs, or use engine: neuron",
         )
-    if config.training.objective in ("kto", "grpo"):
+    if config.training.objective in ("kto", "grpo", "reward"):
         raise UserError(f"training.objective: engine torch has no {config.training.objective}", "set engine: trl")
     if config.training.objective == "dpo":
         _check_preferences(config)

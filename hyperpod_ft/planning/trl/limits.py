@@ -138,6 +138,8 @@ def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
             f"model.source: engine trl has not been tried with models of type {shown(family)}",
             f"set engine: torch, or choose a model of type {', '.join(FAMILIES)}",
         )
+    if config.training.objective == "reward" and family == "granite":
+        raise UserError("model.source: transformers has no reward models of type granite", "choose another type")
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:

@@ -73,6 +73,7 @@ SETTINGS: Mapping[str, Mapping[str, Values]] = {
     },
     # Not steps_per_generation, generation_batch_size and num_iterations: with them, answers outlive a step, and a
     # restart would sample others.
+    "reward": {**_COMMON, "center_rewards_coefficient": float},
     "kto": {**_COMMON, "loss_type": ("kto", "apo_zero_unpaired")},
     "grpo": {
         **{name: kind for name, kind in _COMMON.items() if name != "neftune_noise_alpha"},
@@ -97,7 +98,7 @@ SETTINGS: Mapping[str, Mapping[str, Values]] = {
 }
 """By the run's objective."""
 # Objectives with which FSDP2 has not been tried.
-UNSHARDED = ("kto", "grpo")
+UNSHARDED = ("kto", "grpo", "reward")
 
 ELSEWHERE: Mapping[str, str] = {
     "adam_beta1": "training.adam_beta1",

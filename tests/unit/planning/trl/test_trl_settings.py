@@ -16,6 +16,7 @@ from transformers.training_args import OptimizerNames
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.kto_config import KTOConfig
+from trl.trainer.reward_config import RewardConfig
 from trl.trainer.sft_config import SFTConfig
 
 from hyperpod_ft.config.run_file import validate
@@ -27,13 +28,14 @@ from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_trainable
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.trl import limits, rules, settings
+from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B
 from tests.conftest import MakeRun
 from tests.unit.config.run_files import load, refused
 from tests.unit.planning.memory_estimates import estimated, shape_of
 
 ROOT = Path(__file__).resolve().parents[4]
-CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "kto": KTOConfig, "grpo": GRPOConfig}
+CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "kto": KTOConfig, "grpo": GRPOConfig, "reward": RewardConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -44,6 +46,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "dataset__format": "unpaired-preference",
         "training__micro_batch_size": 2,
     },
+    "reward": {"training__objective": "reward", "dataset__format": "preference"},
     "grpo": {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]},
 }
 
@@ -178,6 +181,31 @@ def test_labels_and_what_they_need_go_together(tmp_path: Path) -> None:
     for name, key in (("beta", "kto.beta"), ("desirable_weight", "kto.desirable_weight")):
         assert f"trl: {name} is {key} in a run file" in refused(tmp_path, **kto, trl={name: 0.5})
     assert "zero3 has not been tried with objective kto" in refused(tmp_path, **kto, parallelism__sharding="zero3")
+
+
+def test_a_reward_model_has_nothing_that_writes_answers(tmp_path: Path) -> None:
+    reward = TRL | OBJECTIVES["reward"]
+    plan = Run.of(load(tmp_path, **reward, trl={"center_rewards_coefficient": 0.01})).plan
+    assert "generate" not in plan and plan.model_stage == "merge"
+    for key, value in (("generate", {"train_samples": 1}), ("deploy", {"instance_type": "g6.2xlarge"})):
+        assert f"{key}: a reward model writes no answers" in refused(tmp_path, **reward, **{key: value})
+    assert "lora.modules_to_save: " in refused(tmp_path, **reward, lora__modules_to_save=["lm_head"])
+    assert "dataset.packing: bfd is not possible" in refused(tmp_path, **reward, dataset__packing="bfd")
+    assert "training.objective: engine torch has no reward" in refused(tmp_path, **reward | {"engine": "torch"})
+    assert "objective reward and format preference go together" in refused(
+        tmp_path, **TRL, training__objective="reward"
+    )
+
+
+def test_types_without_scores_and_models_with_them_are_refused(make_run: MakeRun) -> None:
+    config = make_run(**TRL, **OBJECTIVES["reward"]).config
+    with pytest.raises(UserError, match="no reward models of type granite"):
+        check_trainable(config, degrees_of(config), LLAMA_3_8B | {"model_type": "granite"})
+    scores = LLAMA_3_8B | {"architectures": ["LlamaForSequenceClassification"]}
+    assert check_trainable(config, degrees_of(config), scores)
+    config = make_run(**TRL).config
+    with pytest.raises(UserError, match="is a reward model"):
+        check_trainable(config, degrees_of(config), scores)
 
 
 def test_settings_of_generation_replace_no_others(tmp_path: Path) -> None:
