@@ -15,6 +15,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.score_head import add_score, scored_bytes
 from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
@@ -36,7 +37,7 @@ PAIRS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_reward_model_is_trained_as_by_a_plain_trainer_and_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
     seen: list[dict[str, torch.Tensor]] = []
     compute = RewardTrainer.compute_loss
@@ -87,6 +88,8 @@ def test_a_reward_model_is_trained_as_by_a_plain_trainer_and_is_whole(
         assert merged.logits and not merged.findings
     for base in (run.paths.base_model, run.paths.fetched_model):
         assert verify(run.paths.tuned_model, base=base).findings == ()
+    show_runs.results(run)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Report: ")
     with pytest.raises(UserError, match="is a reward model, which writes no answers"):
         models.find(str(run.paths.directory), Launchers())
 
