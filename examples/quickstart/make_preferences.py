@@ -1,4 +1,4 @@
-"""Make preferences.jsonl from requests.jsonl: of two answers that ask for the same, the long form is preferred.
+"""Make preferences.jsonl and feedback.jsonl from requests.jsonl: of two answers alike, the long form is preferred.
 
     python examples/quickstart/make_preferences.py
 
@@ -35,10 +35,19 @@ def preferences() -> list[dict[str, str]]:
     return [preference(row) for row in seen[:ROWS]]
 
 
+def feedback() -> list[dict[str, object]]:
+    """Of each pair one answer, with the label of its form: every second one is short."""
+    return [
+        {"prompt": pair["prompt"], "completion": pair["rejected" if number % 2 else "chosen"], "label": number % 2 == 0}
+        for number, pair in enumerate(preferences())
+    ]
+
+
 def main() -> None:
-    """Write preferences.jsonl."""
-    text = "".join(json.dumps(pair) + "\n" for pair in preferences())
-    (HERE / "preferences.jsonl").write_text(text, encoding="utf-8")
+    """Write both files."""
+    for name, rows in (("preferences", preferences()), ("feedback", feedback())):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (HERE / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,11 @@ _PROMPT_FIELDS = {
     "dolly": ("instruction", "context"),
     "alpaca": ("instruction", "input"),
     "prompt-completion": ("prompt",),
+    "unpaired-preference": ("prompt",),
 }
+
+# Of formats whose completions are text or messages.
+_COMPLETIONS = {"preference": ("chosen", "rejected"), "unpaired-preference": ("completion", "label")}
 
 
 class FormatUnclearError(UserError):
@@ -151,6 +155,8 @@ def _keys(row: Mapping[str, Any]) -> dict[str, Any] | None:
     texts = {name for name, value in row.items() if isinstance(value, str)}
     if "chosen" in row and "rejected" in row:
         return {"format": "preference"}
+    if "completion" in row and isinstance(row.get("label"), bool):
+        return {"format": "unpaired-preference"}
     if any(map(_is_conversation, (row.get("messages"), row.get("conversations"), row.get("completion")))):
         return {"format": "chat"}
     if {"instruction", "response"} <= texts:
@@ -172,8 +178,8 @@ def _why_unusable(dataset: Dataset, row: Mapping[str, Any]) -> str:
     try:
         if dataset.format == "chat":
             conversations.of_row(row)
-        elif dataset.format == "preference":
-            for name in ("chosen", "rejected"):
+        elif dataset.format in _COMPLETIONS:
+            for name in _COMPLETIONS[dataset.format]:
                 prompts.field(row, name)
         elif not dataset.has_answers:
             prompts.check_prompt(dataset, row, "prompt")

@@ -73,9 +73,14 @@ def new_run(wanted: NewRun, output: Path) -> Draft:
     if wanted.split:
         draft.set("dataset.split", wanted.split)
     set_dataset(draft, wanted.dataset, wanted.format, output)
-    preferences = draft.get("dataset.format") == "preference"
-    if preferences:
+    given = draft.get("dataset.format")
+    preferences = given in ("preference", "unpaired-preference")
+    if given == "preference":
         draft.set("training.objective", "dpo", "prefers the chosen answers (docs/methods.md)")
+    elif preferences:
+        draft.set("engine", "trl", "which has objective kto")
+        draft.set("training.objective", "kto", "prefers the answers labeled true (docs/engines.md)")
+        draft.set("training.micro_batch_size", 2, "kto compares the rows of a forward pass")
     rate = _LEARNING_RATES["dpo" if preferences else wanted.method]
     draft.set("training.learning_rate", rate, "a usual one for this method; try others")
     draft.set("training.epochs", 1 if preferences else 3)

@@ -91,6 +91,7 @@ class Format(str, Enum):
     chat = "chat"
     text = "text"
     preference = "preference"
+    unpaired_preference = "unpaired-preference"
 
 
 def _recipes() -> str:

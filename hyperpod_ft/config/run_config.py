@@ -18,7 +18,7 @@ from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
 from hyperpod_ft.config.sections.rewards import Reward, Sampling
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker
-from hyperpod_ft.config.sections.training import Dpo, Lora, Teacher, Training
+from hyperpod_ft.config.sections.training import Dpo, Kto, Lora, Teacher, Training
 from hyperpod_ft.errors import UserError
 
 EngineName = Literal["auto", "torch", "neuron", "trl"]
@@ -55,6 +55,7 @@ class RunConfig(Section):
     dataset: Data
     lora: Lora = Field(default_factory=Lora)
     dpo: Dpo = Field(default_factory=Dpo)
+    kto: Kto = Field(default_factory=Kto)
     sampling: Sampling = Field(default_factory=Sampling)
     reward: tuple[Reward, ...] = ()
     teacher: Teacher | None = None
@@ -127,7 +128,19 @@ class RunConfig(Section):
 
 
 # formats that some objectives need, and no other has
-_OBJECTIVES = {"preference": ("dpo",), "prompt": ("grpo", "rloo", "distillation")}
+_OBJECTIVES = {
+    "preference": ("dpo", "reward"),
+    "unpaired-preference": ("kto",),
+    "prompt": ("grpo", "rloo", "distillation"),
+}
+# what only some objectives have, and its default
+_SECTIONS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+    ("dpo", Dpo(), ("dpo",)),
+    ("kto", Kto(), ("kto",)),
+    ("sampling", Sampling(), _OBJECTIVES["prompt"]),
+    ("reward", (), ("grpo", "rloo")),
+    ("teacher", None, ("distillation",)),
+)
 
 
 def _check_training(config: RunConfig) -> None:
@@ -163,33 +176,44 @@ def _check_training(config: RunConfig) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    """Preferences and DPO need each other, and so do prompts and what learns from answers to them."""
+    """Preferences and what compares completions need each other, and so do prompts and what learns from answers."""
     objective, dataset = config.training.objective, config.dataset
-    dpo = objective == "dpo"
     for form, of in _OBJECTIVES.items():
         if (objective in of) != (form in dataset.formats):
             raise ValueError(
                 f"training.objective: {objective} does not train on dataset.format {dataset.formats[0]};"
-                f" objective {_listed(form)} and format {form} go together"
+                f" objective {objective if objective in of else _any(of)} and format {form} go together"
             )
-    if not dpo and config.dpo != Dpo():
-        raise ValueError("dpo: has no effect without training.objective dpo; remove it")
-    if not config.training.samples_answers and config.sampling != Sampling():
-        raise ValueError(f"sampling: has no effect without training.objective {_listed('prompt')}; remove it")
-    if not config.training.has_rewards and config.reward:
-        raise ValueError("reward: has no effect without training.objective grpo or rloo; remove it")
-    if objective != "distillation" and config.teacher:
-        raise ValueError("teacher: has no effect without training.objective distillation; remove it")
+    for key, default, of in _SECTIONS:
+        if objective not in of and getattr(config, key) != default:
+            raise ValueError(f"{key}: has no effect without training.objective {_any(of)}; remove it")
     if config.training.samples_answers:
         _check_answers(config)
     if dataset.images:
         _check_images(config)
     elif config.lora.image_tower:
         raise ValueError("lora.image_tower: has no effect without dataset.images; remove it")
-    if dpo and dataset.packing == "wrapped":
+    if objective == "dpo" and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
-    if dpo and dataset.loss_on != "completion":
-        raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
+    if objective in ("kto", "reward") and dataset.packing not in ("auto", "none"):
+        raise ValueError(
+            f"dataset.packing: {dataset.packing} is not possible with objective {objective}; set it to none"
+        )
+    if objective == "reward":
+        _check_reward_model(config)
+    if objective in ("dpo", "kto", "reward") and dataset.loss_on != "completion":
+        raise ValueError(
+            f"dataset.loss_on: objective {objective} compares completions after a prompt; leave it at completion"
+        )
+
+
+def _check_reward_model(config: RunConfig) -> None:
+    """It scores answers, and writes none."""
+    for key, default in (("generate", Generate()), ("eval", None), ("deploy", None)):
+        if getattr(config, key) != default:
+            raise ValueError(f"{key}: a reward model writes no answers; remove the section")
+    if config.lora.modules_to_save:
+        raise ValueError("lora.modules_to_save: a reward model trains its score so, and nothing else; leave it out")
 
 
 def _check_images(config: RunConfig) -> None:
@@ -215,8 +239,8 @@ def _check_possible(dataset: Data, why: str, possible: dict[str, tuple[Any, ...]
             raise ValueError(f"dataset.{key}: {given} is not possible with {why}; set it to {other}")
 
 
-def _listed(form: str) -> str:
-    *others, last = _OBJECTIVES[form]
+def _any(objectives: tuple[str, ...]) -> str:
+    *others, last = objectives
     return f"{', '.join(others)} or {last}" if others else last
 
 

@@ -18,6 +18,7 @@ EXAMPLES = {
     "tiny-llama": "quickstart/tiny-llama",
     "tiny-teacher": "quickstart/tiny-teacher",
     "qa": "quickstart/qa.jsonl",
+    "feedback": "quickstart/feedback.jsonl",
     "preferences": "quickstart/preferences.jsonl",
     "requests": "quickstart/requests.jsonl",
 }

@@ -19,7 +19,7 @@ import jinja2.meta
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
 from hyperpod_ft.data import tokenization, tokenizer
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.text import prompts
@@ -76,7 +76,7 @@ def of(dataset: Dataset, model: Path) -> ChatTemplate | None:
     model that already answers; or texts without questions. With `chat_template_kwargs`, it begins with them as
     defaults. Where no list of messages gives the training prompt, the template refuses every question with the reason.
     """
-    if dataset.format in ("chat", "preference", "prompt", "text"):
+    if dataset.format in ("chat", "text", *TEXT_OR_MESSAGES):
         return _with_defaults(dataset.chat_template_kwargs, model) if dataset.chat_template_kwargs else None
     try:
         encoder = Encoder.load(model, chat=False)

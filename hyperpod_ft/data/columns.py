@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
 from hyperpod_ft.data.text.conversation import BESIDE_MESSAGES
 from hyperpod_ft.errors import UserError
 
@@ -14,6 +14,7 @@ _USED = {
     "chat": ("messages", "conversations", "prompt", "completion", *BESIDE_MESSAGES),
     "text": ("text",),
     "preference": ("prompt", "chosen", "rejected", *BESIDE_MESSAGES),
+    "unpaired-preference": ("prompt", "completion", "label", *BESIDE_MESSAGES),
     "prompt": ("prompt", *BESIDE_MESSAGES),
 }
 _IMAGES = ("images", "image")
@@ -52,7 +53,7 @@ class UnusedColumns:
         self.names: set[str] = set()
         self._format = dataset.format
         self._used = used(dataset)
-        self._with_messages = sorted(self._used) if dataset.format in ("preference", "prompt", "template") else ()
+        self._with_messages = sorted(self._used) if dataset.format in ("template", *TEXT_OR_MESSAGES) else ()
         self._for_rewards = not dataset.has_answers
         self._ignored = frozenset(dataset.ignored_columns)
 

@@ -25,7 +25,9 @@ SplitName = Literal["train", "validation"]
 _DECODER = "decoder_input_ids"
 _SAMPLES = "samples.jsonl"
 _PROMPTS = "prompts.jsonl"
+_DESIRABLE = "desirable.npy"
 _REPORT = "report.json"
+_REMEDY = "run: hyperpod-ft submit RUN_FILE --only dataset --force"
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,12 @@ class Prompts:
 
 def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
     """Memory-mapped rows of `directory`. Raises UserError when arrays are missing, damaged or of different shapes."""
-    remedy = "run: hyperpod-ft submit RUN_FILE --only dataset --force"
     kind: type[PackedRows | Seq2SeqRows] = Seq2SeqRows if (directory / f"{_DECODER}.npy").exists() else PackedRows
     names = [field.name for field in fields(kind)]
     try:
         arrays = [np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{directory}: cannot read the rows: {error}", remedy) from error
+        raise UserError(f"{directory}: cannot read the rows: {error}", _REMEDY) from error
     parts = [arrays] if kind is PackedRows else [arrays[:2], arrays[2:]]
     shapes = [{array.shape for array in part} for part in parts]
     if (
@@ -91,8 +92,21 @@ def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
         or any(array.ndim != 2 for array in arrays)
         or len({len(array) for array in arrays}) != 1
     ):
-        raise UserError(f"{directory}: the arrays have different shapes {sorted(set().union(*shapes))}", remedy)
+        found_shapes = sorted(set().union(*shapes))
+        raise UserError(f"{directory}: the arrays have different shapes {found_shapes}", _REMEDY)
     return kind(*arrays)
+
+
+def open_labels(directory: Path) -> NDArray[np.bool_] | None:
+    """Whether each row's completion is desirable, bool [rows]; None where rows have no labels.
+
+    Raises UserError when the file is damaged.
+    """
+    path = directory / _DESIRABLE
+    try:
+        return np.asarray(np.load(path, allow_pickle=False), np.bool_) if path.exists() else None
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read: {error}", _REMEDY) from error
 
 
 @dataclass(frozen=True)
@@ -159,6 +173,11 @@ def write_prompts(directory: Path, name: SplitName, prompts: Iterable[Prompt]) -
     with (directory / name / _PROMPTS).open("w", encoding="ascii") as stream:  # columns may have lone surrogates
         for prompt in prompts:
             stream.write(json.dumps(asdict(prompt), default=str) + "\n")
+
+
+def write_labels(directory: Path, name: SplitName, desirable: NDArray[np.bool_]) -> None:
+    """Write whether each completion of a split's rows, one a row, is desirable, beside their arrays."""
+    np.save(directory / name / _DESIRABLE, desirable)
 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:

@@ -213,11 +213,14 @@ class DatasetReport:
     sources: tuple[SourceReport, ...] = ()
     chats: ChatReport | None = None  # sources of format chat
     images: int = 0  # different ones
+    desirable_examples: int | None = None  # of the training examples; None: they have no labels
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
         if not self.images:
             del values["images"]
+        if self.desirable_examples is None:
+            del values["desirable_examples"]
         if not self.sources:
             del values["sources"], values["validation_in_training"]
             return values
@@ -233,6 +236,9 @@ class DatasetReport:
         if self.unused_columns:
             yield f"columns not used: {printable(', '.join(self.unused_columns))}"
         yield f"examples: {self.train_examples:,} train, {self.validation_examples:,} validation"
+        if self.desirable_examples is not None:
+            others = self.train_examples - self.desirable_examples
+            yield f"labels of the training examples: {self.desirable_examples:,} desirable, {others:,} undesirable"
         for source in self.sources:
             yield f"  {source.name}: {source.described(self.train_examples)}"
         if self.validation_in_training:

@@ -28,11 +28,12 @@ class TokenizedChunk:
     """A chunk's examples and bad rows. `tokens` are those of their documents, `dataset.documents_per_example` each.
 
     origins: int32 [examples, 2], the number of each example's raw row in the chunk, and which of its examples it is,
-    both from 0.
+    both from 0. desirable: bool [examples], their labels; empty for all formats but `unpaired-preference`.
     """
 
     tokens: Tokens
     origins: NDArray[np.int32]
+    desirable: NDArray[np.bool_]
     raw_rows: int
     truncated: int
     emptied: int  # left without a completion by truncation, and so not examples
@@ -124,6 +125,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     return TokenizedChunk(
         tokens=left,
         origins=np.array([(rows[number][0], place) for number, place in origins], np.int32).reshape(-1, 2)[kept],
+        desirable=np.array(labels, np.bool_)[kept] if (labels := _labels(examples)) else np.empty(0, np.bool_),
         raw_rows=len(found),
         truncated=int((fitted.truncated & kept).sum()),
         emptied=int(fitted.emptied.sum()),
@@ -134,6 +136,11 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         bad=Counter(row.reason for _, row in bad),
         listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),
     )
+
+
+def _labels(examples: Sequence[tuple[Example, ...]]) -> list[bool]:
+    """The label of each example; none where they have none."""
+    return [documents[0].desirable for documents in examples if documents[0].desirable is not None]
 
 
 def separated(made: Sequence[Sequence[tuple[Example, ...]]], encoder: Encoder) -> list[list[tuple[Example, ...]]]:

@@ -53,22 +53,29 @@ def _model(key: str, asset: Asset, choose: Choice, directory: Path) -> Wanted:
     return Wanted(key, "model", asset, choose, directory, partial(_finish_model, where), partial(_decoded_bytes, where))
 
 
-def model_with_new_tokens(run: Run) -> Wanted | None:
-    """The base model that is made of the one that was fetched; None without `model.new_tokens`."""
+def made_model(run: Run) -> Wanted | None:
+    """The base model that is made of the one that was fetched: with new tokens, or a score; None if they are one."""
     given, fetched = run.config.model, run.paths.fetched_model
-    if not given.added_tokens:
+    if run.paths.base_model == fetched:
         return None
-    from hyperpod_ft.checkpoint import new_tokens  # noqa: PLC0415 - imports numpy
+    from hyperpod_ft.checkpoint import new_tokens, score_head  # noqa: PLC0415 - import numpy
 
     tokens = (given.new_tokens, given.new_special_tokens)
+
+    def finish(directory: Path) -> str:
+        return new_tokens.add_tokens(directory, *tokens) if given.added_tokens else score_head.add_score(directory)
+
+    def added() -> int:
+        return new_tokens.added_bytes(fetched, *tokens) if given.added_tokens else score_head.scored_bytes(fetched)
+
     return Wanted(
         "model",
         "model",
         Asset(str(fetched), ""),
         _all_but_manifest,
         run.paths.base_model,
-        finish=lambda directory: new_tokens.add_tokens(directory, *tokens),
-        added=lambda *_: new_tokens.added_bytes(fetched, *tokens),
+        finish=finish,
+        added=lambda *_: added(),
         name=fetched.name,
     )
 

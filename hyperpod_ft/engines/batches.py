@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.data.prepared import open_split
+from hyperpod_ft.data.prepared import open_labels, open_split
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.errors import UserError
 
@@ -31,6 +31,8 @@ class Batch:
     position_ids: torch.Tensor
     reference: torch.Tensor | None = None
     """Of preferences: the log-probability of each document before training, fp32 [documents]."""
+    desirable: torch.Tensor | None = None
+    """Of unpaired preferences: their labels, bool [rows]."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class PackedSplit:
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError when the split in `directory` is damaged or empty."""
-        self.directory, self._split = directory, open_split(directory)
+        self.directory = directory
+        self._split, self._desirable = open_split(directory), open_labels(directory)
         if not len(self):
             raise UserError(f"{directory}: has no rows", "add data, or raise dataset.max_length")
 
@@ -68,6 +71,8 @@ class PackedSplit:
         arrays = {name: array[np.maximum(rows, 0)].astype(np.int64) for name, array in vars(self._split).items()}
         batch = kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
         batch.labels[torch.from_numpy(rows < 0)] = IGNORED
+        if self._desirable is not None and isinstance(batch, Batch):
+            return replace(batch, desirable=torch.from_numpy(self._desirable[np.maximum(rows, 0)]))
         return batch
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:

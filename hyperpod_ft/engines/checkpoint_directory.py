@@ -43,6 +43,7 @@ from safetensors import SafetensorError
 from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.consolidate import check_fit
 from hyperpod_ft.checkpoint.formats.model_directory import (
+    is_classifier,
     is_encoder_decoder,
     of_language_model,
     read_config,
@@ -254,13 +255,16 @@ def describe_lora(
     model_config = of_language_model(whole_config)
     model_type = str(model_config.get("model_type", ""))
     family = family_of(model_type)
+    scores = is_classifier(whole_config)
+    task = "SEQ_CLS" if scores else "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM"
     return LoraDescription.model_validate(
         lora.model_dump()
         | {
+            "modules_to_save": (*lora.modules_to_save, *(["score"] if scores else ())),
             "target_modules": target_modules(lora, whole_config, modules),
             "target_parameters": parameters,
             "fan_in_fan_out": family is not None and family.transposed,
-            "task": "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM",
+            "task": task,
         }
     )
 

@@ -21,7 +21,8 @@ from hyperpod_ft.runs.results import expert_load
 from hyperpod_ft.runs.results.expert_load import Loads
 from hyperpod_ft.runs.results.metrics import OF_SOURCE, intact_rows
 
-_IN_LINES = ("rewards/margins", "rewards/accuracies", "reward")  # of an objective's other metrics, those in the log
+# of an objective's other metrics, those in the log
+_IN_LINES = ("rewards/margins", "rewards/accuracies", "reward", "margin", "accuracy")
 
 
 @dataclass(frozen=True)

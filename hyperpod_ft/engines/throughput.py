@@ -153,8 +153,8 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
         rank = lora.r if task.config.training.method == "lora" else None
         names = target_names(lora, shape.model_type)
         flops: float | None = t5_flops_per_token(shape, task.config.dataset, names, rank)
-    elif task.config.training.samples_answers:
-        flops = None  # how long answers become is not known, nor what it took to sample them
+    elif task.config.training.samples_answers or task.config.training.objective == "kto":
+        flops = None  # how long sequences become is not known, nor what it took to sample or compare them
     else:
         flops = _decoder_flops(task, model_config, total, trained, of_base, max_length, tied=tied)
     rank_flops = task.config.instance.rank_tflops * 1e12

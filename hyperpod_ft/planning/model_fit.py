@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from hyperpod_ft.checkpoint.formats.added_tokens import with_room
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.formats.model_directory import (
+    is_classifier,
     is_encoder_decoder,
     is_image_text,
     of_language_model,
@@ -129,6 +130,8 @@ def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[s
     `model_config`: its config.json. Raises UserError when the engine cannot train it, or divide it by these degrees.
     """
     refuse_undecodable(model_config)
+    if is_classifier(model_config) and config.training.objective != "reward":
+        raise UserError("model.source: is a reward model, which writes no answers", "choose a language model")
     limits_of(config.engine).check_model_config(config, degrees, model_config)
     shape = shape_of(model_config)
     if shape is not None:

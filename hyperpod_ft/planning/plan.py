@@ -176,16 +176,15 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
         **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files", *teacher),
         "split": parts[0].dataset.split_name,
         **({"sources": listed} if listed else {}),
+        **({"made": "score"} if config.training.objective == "reward" else {}),
     }
 
 
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
-    settings = _settings(
-        config, "training", "dpo", "sampling", "teacher.beta", "seed", "cluster.instance_type", config.engine, *adapters
-    )
-    settings |= _rewards(config)
+    sections = ("training", "dpo", "kto", "sampling", "teacher.beta", config.engine, *adapters)
+    settings = _settings(config, *sections, "seed", "cluster.instance_type") | _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
     changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
     return settings | {"degrees": changing}
@@ -320,6 +319,7 @@ _STAGES: dict[StageName, _Definition] = {
         1,
         ("env", "download", "dataset"),
         lambda config, _: _settings(config, "generate"),
+        applies=lambda config: config.training.objective != "reward",  # it writes no answers
         asks_model=True,
         accelerated=True,
     ),

@@ -78,8 +78,10 @@ _QUANTITIES = (
     _Quantity(DEAD, "Experts without a token, of all layers"),
     _Quantity("reward", "Reward of an answer, mean of the step"),
     _Quantity("completions/mean_length", "Tokens of an answer, mean of the step"),
-    _Quantity("kl", "KL divergence from the model before training, nats per token"),
-    _Quantity("rewards/margins", "DPO reward margin, chosen minus rejected"),
+    _Quantity("kl", "KL divergence from the model before training, nats per token; of KTO, per completion"),
+    _Quantity("rewards/margins", "Reward margin, chosen minus rejected"),
+    _Quantity("margin", "Score margin, chosen minus rejected"),
+    _Quantity("accuracy", "Pairs whose chosen completion has the higher score, %", 100),
     _Quantity("rewards/accuracies", "DPO pairs whose chosen completion has the higher reward, %", 100),
 )
 _REWARD = ("rewards/", "/mean")  # begin and end the names of metrics of a function
@@ -187,7 +189,8 @@ def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence
 
 def _unit(report: RunReport) -> str:
     return {
-        "dpo": "nats per pair",
+        **dict.fromkeys(("dpo", "reward"), "nats per pair"),
+        "kto": "per completion",
         **dict.fromkeys(("grpo", "rloo"), "of the policy"),
         "distillation": "nats per token",
     }.get(str(report.settings["training.objective"]), "nats per label token")

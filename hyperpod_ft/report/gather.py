@@ -77,7 +77,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         training_summary=summary_of(run),
         submissions=run.journal.submissions(),
         errors=last_lines(failed) if failed else (),
-        commands=_commands(run.paths, state, failed),
+        commands=_commands(run, state, failed),
     )
 
 
@@ -121,6 +121,8 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
         "Objective": {
             "sft": "supervised fine-tuning",
             "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}",
+            "kto": f"desirable and other completions (KTO), beta {config.kto.beta:g}",
+            "reward": "a reward model, of chosen and rejected completions",
             **{name: f"rewards ({name.upper()}) of {sampled}" for name in ("grpo", "rloo")},
             "distillation": f"distillation, beta {teacher.beta:g}" if teacher else "",
         }[training.objective],
@@ -235,8 +237,8 @@ def _samples(paths: RunPaths, records: Mapping[str, Record]) -> Samples | None:
         return None  # the page about everything else is worth more than the error
 
 
-def _commands(paths: RunPaths, state: State, failed: StageStatus | None) -> list[tuple[str, str]]:
-    directory = paths.directory
+def _commands(run: Run, state: State, failed: StageStatus | None) -> list[tuple[str, str]]:
+    directory = run.paths.directory
     if failed:
         return [
             ("Read the whole log", f"hyperpod-ft logs {directory} {failed.stage}"),
@@ -250,9 +252,12 @@ def _commands(paths: RunPaths, state: State, failed: StageStatus | None) -> list
         ]
     if state != "done":
         return [("Continue it", f"hyperpod-ft resume {directory}")]
-    return [
+    asked = [
         ("Ask the tuned and the base model", f"hyperpod-ft serve {directory}"),
-        ("Check the model's files", f"hyperpod-ft verify {directory}"),
         ("Create a SageMaker endpoint", f"hyperpod-ft deploy {directory}"),
+    ]
+    return [
+        *(asked if "generate" in run.plan else ()),
+        ("Check the model's files", f"hyperpod-ft verify {directory}"),
         ("Compare with another run", f"hyperpod-ft report {directory} OTHER_RUN -o comparison.html"),
     ]

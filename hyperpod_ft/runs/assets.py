@@ -52,8 +52,13 @@ def teacher_here(config: RunConfig) -> Path | None:
 
 
 def base_model(config: RunConfig) -> Path:
-    """The directory of the base model: what was fetched, or with `model.new_tokens` what stage download makes of it."""
+    """The directory of the base model: what was fetched, or what stage download makes of it.
+
+    That has the tokens of `model.new_tokens`, or with objective reward a score.
+    """
     fetched, model = fetched_model(config), config.model
+    if config.training.objective == "reward":
+        return fetched.with_name(f"{fetched.name}+score")
     if not model.added_tokens:
         return fetched
     digest = text_sha256(json.dumps([model.new_tokens, model.new_special_tokens]))[:12]

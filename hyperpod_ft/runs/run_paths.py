@@ -176,7 +176,7 @@ class RunPaths(TrainingPaths):
 
     @property
     def fetched_model(self) -> Path:
-        """The model of `model.source`; the base model too, unless it has `model.new_tokens`."""
+        """The model of `model.source`; the base model too, unless stage download makes that of it."""
         return assets.fetched_model(self._config)
 
     @property

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.adapters import origin
+from hyperpod_ft.checkpoint.formats.model_directory import is_classifier, read_config
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import BASE, TUNED, outside_runs, tuned_run
 from hyperpod_ft.launch.launchers import Launchers
@@ -90,6 +91,12 @@ def _adapter(text: str) -> tuple[str, Path]:
 def _checked(models: Models) -> Models:
     if both := sorted(models.directories.keys() & models.adapters.keys()):
         raise UserError(f"--adapter {both[0]}: a model already has this name", "choose another")
+    for directory in models.directories.values():
+        if is_classifier(read_config(directory)):
+            raise UserError(
+                f"{directory}: is a reward model, which writes no answers",
+                "load it with transformers' AutoModelForSequenceClassification",
+            )
     for directory in models.adapters.values():
         origin.check_base([*models.directories.values()][-1], directory)
     return models

@@ -68,19 +68,11 @@ def work(run: Run) -> Result:
     start = _decoder_start(run)
     how = _packing_of(run)
     encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages, images=dataset.images)
-    if tokens := run.config.model.added_tokens:
-        encoder.check_ids(added_tokens.numbered(run.paths.base_model, tokens).known)
+    _check_encoder(run, encoder)
     rendering.fix_date()
-    if encoder.tokenizer is not None and dataset.questions.format == "chat":
-        run_prompts.as_asked(run.config.generate.prompts, dataset.questions, encoder.tokenizer, chats=True)
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.paths.dataset_path.parent, dataset.documents_per_example)
-    sources: list[TokenizedSource] = []
-    for part, directory in zip(dataset.parts, run.paths.raw_datasets, strict=True):
-        first = sources[-1].stop if sources else 0
-        sources.append(tokenized(part, directory, encoder, stream, first, named=len(dataset.parts) > 1))
-    for source in sources:
-        source.counts.require_some(source.part)
+    sources = _tokenized_sources(run, encoder, stream)
     counts = RawRowCount.total(source.counts for source in sources)
     counts.check(dataset)
     examples = stream.tokens()
@@ -88,6 +80,8 @@ def work(run: Run) -> Result:
     texts, kept = _texts(dataset, sources, examples)
     drawn = mixture.draw([source.examples(kept) for source in sources], dataset.validation_share, run.config.seed)
     _require_training(sources, drawn)
+    drawn_for: dict[SplitName, Numbers] = {"train": drawn.train, "validation": mixture.mixed(drawn.validation)}
+    desirable = stream.desirable.read(0, len(stream.desirable))
     with publish.new_directory(run.paths.dataset_path) as directory:
         packings: dict[SplitName, list[StoredPackings]] = {
             "train": [_pack(run, how, examples, drawn.train, start)],
@@ -100,22 +94,23 @@ def work(run: Run) -> Result:
         for name, of_split in packings.items():
             fill = _filling(dataset, encoder.pad, start)
             prepared.write_split(directory, name, _blocks(of_split, examples, dataset, fill), rows[name])
+            if dataset.is_unpaired and rows[name]:
+                prepared.write_labels(directory, name, desirable[drawn_for[name]])
         if not dataset.has_answers:
             prepared.write_prompts(directory, "train", _prompts(sources, drawn.train, encoder))
         storing = StoringImages(directory) if dataset.images else None
-        if storing:
-            _write_image_rows(directory / "train", drawn.train, sources, encoder, storing)
-            _write_image_rows(directory / "validation", mixture.mixed(drawn.validation), sources, encoder, storing)
-        splits: dict[SplitName, Numbers] = {
-            "train": drawn.train[:_SAMPLES_PER_SPLIT],
-            "validation": mixture.mixed(drawn.validation)[:_SAMPLES_PER_SPLIT],
-        }
+        for name, chosen in drawn_for.items():
+            if storing:
+                _write_image_rows(directory / name, chosen, sources, encoder, storing)
+        splits = {name: chosen[:_SAMPLES_PER_SPLIT] for name, chosen in drawn_for.items()}
         found = read(sources, np.concatenate(list(splits.values())), encoder)
         of_sources: tuple[SourceReport, ...] = ()
         if dataset.mixes:
             held_out = [one.row_count for one in packings["validation"]] or [0] * len(sources)
             of_sources = _source_reports(sources, examples, kept, drawn, held_out)
         report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
+        if dataset.is_unpaired:
+            report = replace(report, desirable_examples=int(desirable[drawn.train].sum()))
         if "chat" in dataset.formats:
             in_chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
             report = replace(report, chats=in_chats)
@@ -154,11 +149,32 @@ def _require_training(sources: Sequence[TokenizedSource], drawn: Draw) -> None:
             )
 
 
+def _check_encoder(run: Run, encoder: Encoder) -> None:
+    """Raises UserError for new tokens, or prompts of stage generate, that it cannot encode."""
+    asked = run.config.dataset.questions
+    if tokens := run.config.model.added_tokens:
+        encoder.check_ids(added_tokens.numbered(run.paths.base_model, tokens).known)
+    if encoder.tokenizer is not None and asked.format == "chat":
+        run_prompts.as_asked(run.config.generate.prompts, asked, encoder.tokenizer, chats=True)
+
+
+def _tokenized_sources(run: Run, encoder: Encoder, stream: TokenStream) -> list[TokenizedSource]:
+    """Raises UserError for a source without an example."""
+    parts, sources = run.config.dataset.parts, list[TokenizedSource]()
+    for part, directory in zip(parts, run.paths.raw_datasets, strict=True):
+        first = sources[-1].stop if sources else 0
+        sources.append(tokenized(part, directory, encoder, stream, first, named=len(parts) > 1))
+    for source in sources:
+        source.counts.require_some(source.part)
+    return sources
+
+
 def _packing_of(run: Run) -> packing.How:
     """How examples fill rows; where the model decides that against packing, a line says why."""
     if run.config.dataset.packing != "auto":
         return run.config.dataset.packing
-    if not run.config.dataset.has_answers or run.config.dataset.images:
+    alone = not run.config.dataset.has_answers or run.config.dataset.images
+    if alone or run.config.training.objective in ("kto", "reward"):
         return "none"
     certificate = run.journal.certificate()
     if not (certificate and certificate.not_packed):
@@ -268,7 +284,7 @@ def _decoder_start(run: Run) -> int | None:
 def _samples(
     splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExample], storing: StoringImages | None
 ) -> list[Sample]:
-    """Those with a prompt, which a model can be asked; of preferences, the chosen documents."""
+    """Those with a prompt, which a model can be asked; of preferences, the chosen or desirable documents."""
 
     def images_of(example: Example) -> list[Span]:
         return storing.add(example.images) if storing else []
@@ -277,7 +293,7 @@ def _samples(
         Sample.of(split, example := found[number].documents[0], found[number].source.name, images_of(example))
         for split, chosen in splits.items()
         for number in dict.fromkeys(chosen.tolist())  # an epoch may have an example several times
-        if found[number].documents[0].prompt.strip()
+        if found[number].documents[0].prompt.strip() and found[number].documents[0].desirable is not False
     ]
 
 

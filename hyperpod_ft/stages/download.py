@@ -23,8 +23,8 @@ def work(run: Run) -> Result:
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.teacher(run)}
     config, paths = with_adapter(run.config), run.paths
     check_model_directory(config, run.plan.degrees, paths.fetched_model, None, paths.teacher)
-    if extended := assets.model_with_new_tokens(run):
-        fetched["model.new_tokens"] = ensure(extended)
+    if made := assets.made_model(run):
+        fetched["model.new_tokens" if run.config.model.added_tokens else "score"] = ensure(made)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
     return Result(
         list(dict.fromkeys(run.paths.inputs)),

@@ -82,7 +82,8 @@ def work(run: Run) -> Result:
     questions = _questions(run.config, prepared, tokenizer, reader)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
-    validation = prepared.split("validation")
+    # the loss of kto depends on which completions are in a batch
+    validation = None if run.config.training.objective == "kto" else prepared.split("validation")
     # one after the other, so that only one is in memory
     sources = prepared.validation_sources()
     shown = _Shown(reader, questions, prepared.directory / "validation") if reader else None

@@ -77,6 +77,8 @@ def _task(config: RunConfig) -> str:
     """As the Hub names it."""
     if config.dataset.images:
         return "image-text-to-text"
+    if config.training.objective == "reward":
+        return "text-classification"
     return "text2text-generation" if config.dataset.max_target_length else "text-generation"
 
 
@@ -106,6 +108,11 @@ def _objective(config: RunConfig) -> dict[str, str]:
         name = {"grpo": "group relative policy optimization (GRPO)", "rloo": "REINFORCE leave-one-out (RLOO)"}
         rewards = ", ".join(reward.known_as for reward in config.reward)
         return {"objective": f"{name[config.training.objective]}, beta {config.sampling.beta:g}, of {rewards}"}
+    if config.training.objective == "reward":
+        return {"objective": "reward model: one score (AutoModelForSequenceClassification), higher for chosen answers"}
+    if config.training.objective == "kto":
+        weights = f"weights {config.kto.desirable_weight:g} and {config.kto.undesirable_weight:g}"
+        return {"objective": f"Kahneman-Tversky optimization (KTO), beta {config.kto.beta:g}, {weights}"}
     smoothing = f", label_smoothing {config.dpo.label_smoothing:g}" * (config.dpo.label_smoothing != 0)
     return {"objective": f"direct preference optimization, beta {config.dpo.beta:g}{smoothing}"}
 

@@ -7,12 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
+from hyperpod_ft.data.prepared import SplitName, write_labels
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import reporting_full_volumes
 from hyperpod_ft.engines.ranks import Interrupted
@@ -46,6 +48,11 @@ pytestmark = pytest.mark.training
 TRL = {"engine": "trl", "training.weight_decay": 0.1, "training.gradient_accumulation_steps": 2}
 FULL = TRL | {"training.method": "full"}
 DPO = {"training.objective": "dpo", "dataset.format": "preference", "dataset.packing": "none", "dpo": {"beta": 0.2}}
+KTO = {"training.objective": "kto", "dataset.format": "unpaired-preference"}
+KTO |= {"dataset.validation_share": 0.1, "training.validate_every_steps": 5}
+REWARD = {"training.objective": "reward", "dataset.format": "preference", "training.micro_batch_size": 1}
+REWARD |= {"dataset.validation_share": 0.1, "training.validate_every_steps": 5}
+SCORES = tiny_llama(architectures=["LlamaForSequenceClassification"], num_labels=1, pad_token_id=1)
 # dropout makes the random state matter
 DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
 
@@ -60,11 +67,14 @@ def make_trl_run(make_run: MakeRun) -> MakeRun:
     return make
 
 
-def use_pairs(run: Run) -> None:
-    """A pair in each row, in place of documents."""
+def use_preferences(run: Run) -> None:
+    """A pair in each row, in place of documents; for objective kto, its first document with a label."""
     shutil.rmtree(run.paths.dataset_path, ignore_errors=True)
-    for split, pairs in (("train", 30), ("validation", 5)):
+    sizes: tuple[tuple[SplitName, int], ...] = (("train", 30), ("validation", 5))
+    for split, pairs in sizes:
         write_pairs(run.paths.dataset_path / split, pairs, len(split), "none")
+        if run.config.training.objective == "kto":
+            write_labels(run.paths.dataset_path, split, np.arange(pairs) % 3 > 0)
     (run.paths.dataset_path / "report.json").write_text("{}")
 
 
@@ -137,7 +147,7 @@ def test_a_gpu_gives_the_losses_of_a_cpu(make_trl_run: MakeRun, settings: dict[s
         changes = {"cluster.instance_type": instance, "training.precision": precision}
         run = make_trl_run(instance, settings | changes, model=model, max_length=48)
         if "dpo" in settings:
-            use_pairs(run)
+            use_preferences(run)
         try:
             train_here(run)
         finally:
@@ -153,7 +163,7 @@ def test_preferences_train_as_with_engine_torch(make_trl_run: MakeRun, method: s
     found = []
     for name in ("trl", "torch"):
         run = make_trl_run(name, TRL | dpo | {"engine": name, "training.max_steps": 6}, max_length=48)
-        use_pairs(run)
+        use_preferences(run)
         train_here(run)
         found.append(metrics(run))
     same, names = 1, ["loss", "rewards/margins", "rewards/accuracies"]
@@ -250,7 +260,7 @@ def test_sharded_ranks_train_save_and_resume_as_one(
     sharded = make_trl_run("sharded", settings | two, model=tied)
     for run in (alone, sharded):
         if objective == "dpo":
-            use_pairs(run)
+            use_preferences(run)
         else:
             write_rows(run.paths.dataset_path / "validation", 5, 32, seed=1)
 
@@ -281,10 +291,17 @@ def test_sharded_ranks_train_save_and_resume_as_one(
         assert float((tensor - tuned[1][name]).abs().max()) < 1e-3, name
 
 
-def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jobs) -> None:
-    settings = TRL | DROPOUT | {"parallelism": {"ranks_per_node": 2}, "training.micro_batch_size": 1}
+@pytest.mark.parametrize("others", [{"training.micro_batch_size": 1}, KTO, REWARD], ids=["sft", "kto", "reward"])
+def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jobs, others: dict[str, Any]) -> None:
+    settings = TRL | DROPOUT | {"parallelism": {"ranks_per_node": 2}} | others
     settings |= {"training.max_steps": 12, "training.save_every_steps": 4}
-    undisturbed, killed = make_trl_run("undisturbed", settings), make_trl_run("killed", settings)
+    model = SCORES if others == REWARD else None
+    undisturbed, killed = (
+        make_trl_run(name, settings, model=model, max_length=48) for name in ("undisturbed", "killed")
+    )
+    for run in (undisturbed, killed):
+        if run.config.training.objective != "sft":
+            use_preferences(run)
     trl_jobs.train(undisturbed)
     trl_jobs.start_held(killed, after_step=6).kill()
     said = trl_jobs.train(killed)

@@ -54,6 +54,7 @@ def flags_of(row: dict[str, str]) -> dict[str, str]:
 def test_the_rows_are_what_their_script_makes(script: Any, rows: list[dict[str, str]]) -> None:
     assert script("make_data").rows(17) == rows
     assert script("make_preferences").preferences() == read_rows("preferences.jsonl")
+    assert script("make_preferences").feedback() == read_rows("feedback.jsonl")
 
 
 def test_the_quickstart_is_validated_on_rows_that_differ_from_all_others(rows: list[dict[str, str]]) -> None:

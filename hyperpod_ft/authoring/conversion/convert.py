@@ -86,7 +86,7 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
         preferences = any(one.get("format") == "preference" for one in listed)
         if preferences and draft.get("training.objective") != "dpo":
             raise UserError(
-                "has a preference dataset but no DPO settings; reward models are not supported",
+                "has a preference dataset but no DPO settings; files of reward models are not converted",
                 f"if it is for DPO, add {tool.dpo}",
             )
     except UserError as error:

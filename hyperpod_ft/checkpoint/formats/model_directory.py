@@ -47,6 +47,8 @@ BESIDE_WEIGHTS = (
     "USE_POLICY*",
 )
 OUTPUT = "lm_head.weight"
+SCORE = "score.weight"  # of reward models, in its place
+CLASSIFIER = "ForSequenceClassification"  # ends the names of transformers' classes of these
 # How many times as large weights become at most when quantized.py decodes them: bfloat16 has 16 bits for 8, or for 4
 # and their scales. Tensors that are not quantized stay as they are.
 _GROWTH = {"mxfp4": 4, "fp8": 2, "bitsandbytes": 4}
@@ -116,6 +118,11 @@ def of_language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     """Whether config.json is that of a model with encoder and decoder; transformers omits what its class has."""
     return bool(config.get("is_encoder_decoder", config.get("model_type") == "t5"))
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether config.json is that of a model that scores texts, such as a reward model."""
+    return str((config.get("architectures") or [""])[0]).endswith(CLASSIFIER)
 
 
 def decoder_start(config: Mapping[str, Any]) -> int:

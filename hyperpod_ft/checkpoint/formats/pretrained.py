@@ -5,20 +5,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
-from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, is_image_text, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import is_classifier, is_encoder_decoder, is_image_text, read_config
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
 
 
 def auto_class(config: Mapping[str, Any]) -> Any:
-    """The auto class for causal language models, encoder-decoders or image-text models, by config.json.
+    """The auto class for causal language models, encoder-decoders, reward or image-text models, by config.json.
 
     `Any`, since its annotations leave out what `from_pretrained` returns with `output_loading_info`.
     """
+    if is_classifier(config):
+        return AutoModelForSequenceClassification
     if is_encoder_decoder(config):
         return AutoModelForSeq2SeqLM
     return AutoModelForImageTextToText if is_image_text(config) else AutoModelForCausalLM

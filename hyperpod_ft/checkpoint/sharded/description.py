@@ -43,7 +43,7 @@ class LoraDescription(_Part):
     modules_to_save: tuple[str, ...] = ()
     rslora: bool
     dora: bool
-    task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] = "CAUSAL_LM"  # PEFT's task_type
+    task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM", "SEQ_CLS"] = "CAUSAL_LM"  # PEFT's task_type
     fan_in_fan_out: bool = False  # linear weights are stored as (in, out), as GPT-2's
 
 

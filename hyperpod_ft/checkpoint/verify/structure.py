@@ -103,6 +103,9 @@ def _missing(
     predictors = {name for name in lost if lost[name].tensor.name not in kept} - constants
     aliases = {name for name in lost if name in SHARED_ALIASES}
     gone = lost.keys() - constants - predictors - aliases
+    if OUTPUT in gone and model_directory.is_classifier(tuned_config):
+        gone -= {OUTPUT}
+        yield "note", f"{OUTPUT} is replaced by a score"
     if OUTPUT in gone and (embedding := model_directory.embedding(base)) and embedding in base:
         gone -= {OUTPUT}
         if not same_values(base[OUTPUT], base[embedding]):

@@ -227,7 +227,16 @@ def advice(current: RunStatus) -> None:
 
 
 def results(run: Run) -> None:
-    """Base and tuned answers side by side, exact answers, validation losses and scores."""
+    """Base and tuned answers side by side, exact answers, validation losses and scores; a reward model has none."""
+    if "generate" in run.plan:
+        _answers(run)
+    scores(evaluations(run))
+    # written a moment after the record that ends the watching
+    written = run.paths.report_path.exists()
+    print(f"Report: {shown(run.paths.report_path) if written else f'hyperpod-ft report {shown(run.paths.directory)}'}")
+
+
+def _answers(run: Run) -> None:
     samples = Samples.read(run.paths.samples_path)
     answers = table("prompt", "base model", "tuned model")
     rows = samples.unseen_first[:_ANSWERS_SHOWN]
@@ -244,10 +253,6 @@ def results(run: Run) -> None:
     for name, loss in samples.source_losses.items():
         print(f"validation loss, {name}: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.paths.samples_path)}")
-    scores(evaluations(run))
-    # written a moment after the record that ends the watching
-    written = run.paths.report_path.exists()
-    print(f"Report: {shown(run.paths.report_path) if written else f'hyperpod-ft report {shown(run.paths.directory)}'}")
 
 
 def scores(results: Sequence[EvaluationResult]) -> None:

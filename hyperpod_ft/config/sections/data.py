@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from hyperpod_ft.config.fields import PositiveFloat, PositiveInt, Section, matches
-from hyperpod_ft.config.sections.inputs import Dataset, DataSource, Preparation, SourceSettings
+from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset, DataSource, Preparation, SourceSettings
 from hyperpod_ft.config.sources import names_one_file
 
 _NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
@@ -115,6 +115,11 @@ class Data(Preparation, SourceSettings):
         return "preference" in self.formats
 
     @property
+    def is_unpaired(self) -> bool:
+        """Whether all rows are unpaired preferences, which are not mixed with others."""
+        return "unpaired-preference" in self.formats
+
+    @property
     def has_answers(self) -> bool:
         """Whether rows have something to learn: all of them, or none."""
         return self.parts[0].dataset.has_answers
@@ -147,11 +152,11 @@ class Data(Preparation, SourceSettings):
             DataSource.model_validate(_given(self, SourceSettings))  # its errors name the keys that are missing
         for part in self.parts:
             Dataset.model_validate(_given(part.dataset, Dataset))
-        for alone in {"preference", "prompt"}.intersection(self.formats):
+        for alone in {*TEXT_OR_MESSAGES}.intersection(self.formats):
             if others := ", ".join(name for name in self.formats if name != alone):
                 raise ValueError(f"format {alone} cannot be mixed with {others}; train on them in different runs")
         for key in ("train_on", "reasoning", "chat_template_kwargs"):
-            wanted = ("chat", "preference", "prompt") if key == "chat_template_kwargs" else ("chat",)
+            wanted = ("chat", *TEXT_OR_MESSAGES) if key == "chat_template_kwargs" else ("chat",)
             if getattr(self, key) != type(self).model_fields[key].default and not set(wanted).intersection(
                 self.formats
             ):

@@ -77,7 +77,19 @@ class Model(Section):
 SPLIT = r"\w+(\.\w+)*(\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?"
 
 
-Format = Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference", "prompt"]
+Format = Literal[
+    "dolly",
+    "alpaca",
+    "prompt-completion",
+    "chat",
+    "text",
+    "template",
+    "preference",
+    "unpaired-preference",
+    "prompt",
+]
+# whose rows are text, or messages that the tokenizer's chat template writes
+TEXT_OR_MESSAGES: tuple[Format, ...] = ("preference", "unpaired-preference", "prompt")
 
 
 class SourceSettings(Section):
@@ -86,7 +98,7 @@ class SourceSettings(Section):
     source: Source | None = Field(
         None,
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " `example:requests`, `example:preferences` or `example:qa`.",
+        " `example:requests`, `example:preferences`, `example:feedback` or `example:qa`.",
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(
@@ -111,8 +123,8 @@ class SourceSettings(Section):
         " `prompt-completion` (prompt, completion), `chat` (messages or conversations,"
         " with tools; the tokenizer's chat template),"
         " `text` (text), `template` (the two templates below), `preference` (prompt, chosen, rejected:"
-        " strings or chat messages, for objective dpo), or `prompt` (prompt: a string or chat messages; columns that"
-        " rewards need; for objectives that sample).",
+        " strings or chat messages; objectives dpo and reward), `unpaired-preference` (prompt, completion, and label:"
+        " true or false; objective kto), or `prompt` (prompt, and columns that rewards need; objectives that sample).",
     )
     prompt_template: str | None = Field(
         None, description="Formats `template` and `prompt`: Jinja template of the row's fields."
@@ -196,8 +208,8 @@ class Preparation(Section):
     )
     chat_template_kwargs: dict[str, str | int | float | bool] = Field(
         {},
-        description="Formats `chat`, `preference` and `prompt`: values for the chat template, such as"
-        " `enable_thinking: false`. A row may have its own.",
+        description="Formats `chat`, `preference`, `unpaired-preference` and `prompt`: values for the chat template,"
+        " such as `enable_thinking: false`. A row may have its own.",
     )
     packing: Literal["auto", "bfd", "wrapped", "none"] = Field(
         "auto",
@@ -233,7 +245,7 @@ class Dataset(Preparation, DataSource):
     @property
     def may_have_messages(self) -> bool:
         """Whether rows may be messages, which the tokenizer's chat template writes."""
-        return self.format in ("chat", "preference", "prompt")
+        return self.format in ("chat", *TEXT_OR_MESSAGES)
 
     @property
     def has_answers(self) -> bool:
@@ -249,7 +261,7 @@ class Dataset(Preparation, DataSource):
     def _suits_an_encoder_decoder(self) -> "Dataset":
         if self.max_target_length is None:
             return self
-        if self.format in ("chat", "text", "preference", "prompt"):
+        if self.format in ("chat", "text", *TEXT_OR_MESSAGES):
             raise ValueError(
                 f"format {self.format}: an encoder-decoder is trained on pairs of source and target; use"
                 " prompt-completion, template, dolly or alpaca, or leave max_target_length out"

@@ -1,4 +1,4 @@
-"""The training loop, its optimizer, and what is trained: sections `training`, `lora`, `dpo` and `teacher`."""
+"""The training loop, its optimizer, and what is trained: sections `training`, `lora`, `dpo`, `kto` and `teacher`."""
 
 import math
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ class Training(Section):
     """The training loop and optimizer."""
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
-    objective: Literal["sft", "dpo", "grpo", "rloo", "distillation"] = Field(
+    objective: Literal["sft", "dpo", "kto", "grpo", "rloo", "distillation", "reward"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
-        " completions, with a dataset of format preference (not engine neuron). `grpo`,"
-        " `rloo`: learn from the rewards of sampled answers. `distillation`: from a teacher (all three"
-        " engine trl; docs/methods.md).",
+        " completions (not engine neuron). These need engine trl: `kto`: tell desirable completions from others;"
+        " `grpo`, `rloo`: learn from the rewards of sampled answers; `distillation`: from a teacher; `reward`: become"
+        " a reward model. docs/methods.md has the data and keys of each.",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
@@ -81,8 +81,8 @@ class Training(Section):
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token. Losses on other scales are not checked: of sampled"
-        " answers, ipo, sppo_hard, loss_weights.",
+        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of kto,"
+        " of sampled answers, and of ipo, sppo_hard and loss_weights (section trl).",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -204,6 +204,20 @@ class Dpo(Section):
     label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
         0.0, description="Assumed share of pairs with chosen and rejected swapped (conservative DPO; engine torch)."
     )
+
+
+class Kto(Section):
+    """Kahneman-Tversky optimization (training.objective kto)."""
+
+    beta: PositiveFloat = Field(
+        0.1, description="Scale of the rewards: the higher, the closer the model stays to its starting point."
+    )
+    desirable_weight: PositiveFloat = Field(
+        1.0,
+        description="Weight of desirable completions in the loss. TRL advises 1 to 1.33 times what makes their sum that"
+        " of the others.",
+    )
+    undesirable_weight: PositiveFloat = Field(1.0, description="The same of the others.")
 
 
 class Teacher(Section):

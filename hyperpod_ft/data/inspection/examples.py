@@ -19,6 +19,7 @@ from hyperpod_ft.data.tokenization import separated, tokenize
 from hyperpod_ft.errors import UserError
 
 _PREFERENCE = ("chosen", "rejected")
+_UNPAIRED = {None: "", True: "desirable", False: "undesirable"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def _examples(
     number = 0
     for place, documents in enumerate(examples):
         made = []
-        for name, document in zip(_PREFERENCE if len(documents) > 1 else ("",), documents, strict=True):
+        names = _PREFERENCE if len(documents) > 1 else (_UNPAIRED[documents[0].desirable],)
+        for name, document in zip(names, documents, strict=True):
             start = int(fitted.tokens.starts[number])
             of_document = slice(start, start + int(fitted.tokens.lengths[number]))
             within = fitted.within[of_document]

@@ -81,7 +81,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class ShownDocument:
-    """`name`: of two documents of a preference, which one; otherwise empty. `tallies` are those of all its tokens."""
+    """A document token by token. `tallies` are those of all its tokens.
+
+    `name`: which one of a pair, or the label of an unpaired preference; otherwise empty.
+    """
 
     name: str
     stretches: tuple[Stretch, ...]

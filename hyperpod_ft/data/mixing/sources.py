@@ -102,6 +102,7 @@ def _tokenize(source: TokenizedSource, encoder: Encoder, stream: TokenStream) ->
         source.ends.append(len(source.origins) // 2)
         counts.add(chunk, f"{name}/" if name else "")
         stream.add(chunk.tokens)
+        stream.desirable.append(chunk.desirable)
         now = time.monotonic()
         if now - reported >= _PROGRESS_SECONDS or number == len(chunks):
             reported = now

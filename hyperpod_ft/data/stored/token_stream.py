@@ -25,6 +25,8 @@ class TokenStream:
         self.directory, self.documents = directory, documents
         self._ids, self._trained = Spool(directory, np.int32), Spool(directory, np.bool_)
         self._lengths, self._label_tokens = Spool(directory, np.int32), Spool(directory, np.int32)
+        self.desirable = Spool(directory, np.bool_)
+        """The label of each example of format `unpaired-preference`."""
 
     def add(self, tokens: Tokens) -> None:
         self._ids.append(tokens.ids)

@@ -1,4 +1,4 @@
-"""Example: a raw row as text, or one of the two documents of a preference."""
+"""Example: a raw row as text, or one of the two documents of a pair."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ class Example:
     conversation: "Conversation | None" = field(default=None, compare=False)  # that it is of
     places: tuple[int, ...] = ()  # of its turns in the conversation; every other segment is one of them
     loses_reasoning: int = 0  # turns whose reasoning the chat template does not write
+    desirable: bool | None = None  # of an unpaired preference: its label
 
     @property
     def images(self) -> tuple[bytes, ...]:

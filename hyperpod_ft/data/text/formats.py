@@ -33,6 +33,9 @@ def examples(
     if dataset.format == "preference":
         assert tokenizer is not None
         return [tuple(map(_checked, _pair(dataset, row, tokenizer)))]
+    if dataset.format == "unpaired-preference":
+        assert tokenizer is not None
+        return [(_checked(_unpaired(dataset, row, tokenizer)),)]
     if dataset.format == "prompt":
         assert tokenizer is not None
         return [(_alone(dataset, row, tokenizer),)]
@@ -122,8 +125,7 @@ def _pair(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> tup
         raise RowError("chosen and rejected are the same")
     if all(isinstance(completion, str) for completion in completions):
         if isinstance(prompt, list):
-            answers = [[{"role": "assistant", "content": completion}] for completion in completions]
-            return _conversations(dataset, row, [[*prompt, *answer] for answer in answers], tokenizer)
+            return _conversations(dataset, row, [[*prompt, _answer(each)] for each in completions], tokenizer)
         before = prompts.text_field(row, "prompt")
         one, other = (prompts.joined(before, completion) for completion in completions)
         return one, other
@@ -131,6 +133,33 @@ def _pair(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> tup
         raise RowError("fields 'chosen' and 'rejected' are neither two strings nor two lists of messages")
     pair = [_with_prompt(prompt, completion) for completion in completions]
     return _conversations(dataset, row, pair, tokenizer)
+
+
+def _unpaired(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> Example:
+    """The document of a prompt and one completion, which alone is trained, with its label.
+
+    Prompt and completion are written as those of a pair, but the prompt is never missing. Raises RowError, or UserError
+    for an unsuitable chat template.
+    """
+    label, prompt, completion = (prompts.field(row, name) for name in ("label", "prompt", "completion"))
+    if not isinstance(label, bool):
+        raise RowError("field 'label' is neither true nor false", f"it is {type(label).__name__}")
+    if isinstance(completion, str) and not isinstance(prompt, list):
+        return replace(prompts.joined(prompts.text_field(row, "prompt"), completion), desirable=label)
+    answer = [_answer(completion)] if isinstance(completion, str) else completion
+    if not isinstance(answer, list) or not answer:
+        raise RowError("field 'completion' is neither a string nor a list of messages")
+    before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    messages = list(_with_prompt(prompt, answer))
+    if messages[: len(before)] != before:
+        raise RowError("field 'completion' does not follow the prompt")
+    turns = _answers(messages[len(before) :])
+    document = chat.last_turns(conversation_of(dataset, _around(row, messages)), tokenizer, turns)
+    return replace(document, desirable=label)
+
+
+def _answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
 
 
 def _with_prompt(prompt: object, completion: Sequence[Any]) -> Sequence[Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
 from hyperpod_ft.data.text import conversation
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
@@ -39,9 +39,7 @@ def is_chat(dataset: Dataset, row: Mapping[str, Any]) -> bool:
     """Whether the tokenizer's chat template writes the row's prompt."""
     if dataset.format == "prompt" and dataset.prompt_template is not None:
         return False
-    return dataset.format == "chat" or (
-        dataset.format in ("preference", "prompt") and isinstance(row.get("prompt"), list)
-    )
+    return dataset.format == "chat" or (dataset.format in TEXT_OR_MESSAGES and isinstance(row.get("prompt"), list))
 
 
 def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
@@ -129,6 +127,7 @@ _PROMPTS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {
     "alpaca": _alpaca_prompt,
     "prompt-completion": lambda _, row: text_field(row, "prompt"),
     "preference": lambda _, row: text_field(row, "prompt"),
+    "unpaired-preference": lambda _, row: text_field(row, "prompt"),
     "prompt": lambda dataset, row: (
         text_field(row, "prompt") if dataset.prompt_template is None else _filled_prompt(dataset, row)
     ),

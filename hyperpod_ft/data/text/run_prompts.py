@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
 from hyperpod_ft.data.prepared import Sample
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
@@ -33,9 +33,7 @@ def as_asked(
 
 def are_chats(dataset: Dataset, samples: Iterable[Sample]) -> bool:
     """Whether the raw rows are chats, which those of preferences may be; `samples`: of the prepared dataset."""
-    return dataset.format == "chat" or (
-        dataset.format in ("preference", "prompt") and any(one.templated for one in samples)
-    )
+    return dataset.format == "chat" or (dataset.format in TEXT_OR_MESSAGES and any(one.templated for one in samples))
 
 
 def as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,16 @@ def _dpo(config: RunConfig) -> dict[str, Any]:
     return {**_OF_ROWS, "beta": config.dpo.beta, "disable_dropout": not config.lora.dropout}
 
 
+def _kto(config: RunConfig) -> dict[str, Any]:
+    kto = config.kto
+    weights = {"desirable_weight": kto.desirable_weight, "undesirable_weight": kto.undesirable_weight}
+    return {**_OF_ROWS, "beta": kto.beta, **weights, "disable_dropout": not config.lora.dropout}
+
+
+def _reward(config: RunConfig) -> dict[str, Any]:
+    return {**_OF_ROWS, "disable_dropout": not config.lora.dropout}
+
+
 def _rewarded(config: RunConfig) -> dict[str, Any]:
     return _sampled(config) | {
         "num_generations": config.sampling.generations,
@@ -94,4 +104,12 @@ def _sampled(config: RunConfig) -> dict[str, Any]:
 
 # the rows have their length
 _OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
-_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _rewarded, "rloo": _rewarded, "distillation": _distillation}
+_OF_OBJECTIVE = {
+    "sft": _sft,
+    "dpo": _dpo,
+    "kto": _kto,
+    "reward": _reward,
+    "grpo": _rewarded,
+    "rloo": _rewarded,
+    "distillation": _distillation,
+}

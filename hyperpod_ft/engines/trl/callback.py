@@ -28,9 +28,13 @@ _NOT_METRICS = {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "st
 
 
 def has_known_scale(config: RunConfig) -> bool:
-    """Whether the loss is in nats, as sanity.check takes it. Those of rewards are not, nor those of beta squared."""
+    """Whether the loss is in nats, as sanity.check takes it.
+
+    Those of rewards and of single preferences are not, nor those of beta squared.
+    """
     losses = config.trl.get("loss_type", ())
-    scaled = config.training.samples_answers or "loss_weights" in config.trl
+    training = config.training
+    scaled = training.samples_answers or training.objective == "kto" or "loss_weights" in config.trl
     return not (scaled or "ipo" in losses or "sppo_hard" in losses)
 
 

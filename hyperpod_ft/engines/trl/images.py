@@ -40,7 +40,7 @@ class ImageCollator(RowCollator):
     """Makes batches of prompts with images, and their answers."""
 
     def __init__(self, split: PackedSplit, reader: ImageReader) -> None:
-        super().__init__(split, flat=False)
+        super().__init__(split, flat=False, pad=0)  # the processor pads
         self._reader = reader
         self._batches: dict[Path, ImageBatches] = {}
 

@@ -6,6 +6,7 @@ says, and a resumed trainer skips what it has trained on without reading it.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -27,9 +28,9 @@ def numbered(order: DataOrder, steps: int) -> Dataset:
 class RowCollator:
     """Makes batches of rows, by their numbers."""
 
-    def __init__(self, split: PackedSplit, *, flat: bool) -> None:
-        """`flat`: all rows of a batch are one; kernels for packed documents know no others."""
-        self._split, self._flat = split, flat
+    def __init__(self, split: PackedSplit, *, flat: bool, pad: int) -> None:
+        """`flat`: all rows of a batch are one; kernels for packed documents know no others. `pad`: the id that pads."""
+        self._split, self._flat, self._pad = split, flat, pad
 
     def __call__(self, examples: Sequence[Mapping[str, int]]) -> dict[str, torch.Tensor]:
         """The batch of these examples of the dataset."""
@@ -62,20 +63,68 @@ class PairCollator(RowCollator):
         """
         batch = split.batch(rows)
         assert isinstance(batch, Batch)
-        halves: tuple[list[dict[str, torch.Tensor]], ...] = ([], [])
-        for row, positions in enumerate(batch.position_ids):
-            begins = [*torch.nonzero(positions == 0).flatten().tolist(), len(positions)]
-            for half, begin, end in zip(halves, begins, begins[1:], strict=False):
-                half.append(
-                    {
-                        "input_ids": batch.input_ids[row, begin:end],
-                        "attention_mask": torch.ones(end - begin, dtype=torch.int64),
-                        "completion_mask": (batch.labels[row, begin:end] != IGNORED).long(),
-                    }
-                )
-        documents = [*halves[0], *halves[1]]
-        return {name: pad_sequence([each[name] for each in documents], batch_first=True) for name in documents[0]}
+        chosen, rejected = zip(*(_documents(batch, row)[:2] for row in range(len(rows))), strict=True)
+        return _padded([*chosen, *rejected], self._pad)
 
     def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
         """The number of pairs."""
         return len(batch["input_ids"]) // 2
+
+
+class ScoredPairCollator(PairCollator):
+    """Makes batches of the same pairs for a model that scores them."""
+
+    def batch(self, split: PackedSplit, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """Without `completion_mask`: a score is that of the last token."""
+        return {name: tensor for name, tensor in super().batch(split, rows).items() if name != "completion_mask"}
+
+
+class UnpairedCollator(RowCollator):
+    """Makes batches of unpaired preferences, of rows that hold one each."""
+
+    def batch(self, split: PackedSplit, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """Tensors `input_ids`, `attention_mask` and `completion_mask`, int64 [rows, longest], and `label`, bool [rows].
+
+        By it TRL estimates the KL divergence: the first three also with `KL_` before their names, of each prompt with
+        the completion of the row before, and of the first with that of the last.
+        """
+        batch = split.batch(rows)
+        assert isinstance(batch, Batch) and batch.desirable is not None
+        documents = [_documents(batch, row)[0] for row in range(len(rows))]
+        begins = [int(completion.nonzero()[0]) for _, completion in documents]
+        places = range(-1, len(documents) - 1)
+        mismatched = [
+            tuple(
+                torch.cat([own[:begin], other[begins[place] :]])[: split.max_length]
+                for own, other in zip(document, documents[place], strict=True)
+            )
+            for document, begin, place in zip(documents, begins, places, strict=True)
+        ]
+        others = {f"KL_{name}": tensor for name, tensor in _padded(mismatched, self._pad).items()}
+        return {**_padded(documents, self._pad), **others, "label": batch.desirable}
+
+    def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """The number of rows."""
+        return len(batch["input_ids"])
+
+
+_Document = tuple[torch.Tensor, ...]  # its ids, and 1 for each token that is trained: both int64 [tokens]
+
+
+def _documents(batch: Batch, row: int) -> list[_Document]:
+    """The documents of a row; the padding after them is one more."""
+    positions = batch.position_ids[row]
+    begins = [*torch.nonzero(positions == 0).flatten().tolist(), len(positions)]
+    trained = (batch.labels[row] != IGNORED).long()
+    return [(batch.input_ids[row, begin:end], trained[begin:end]) for begin, end in pairwise(begins)]
+
+
+def _padded(documents: Sequence[_Document], pad: int) -> dict[str, torch.Tensor]:
+    """As TRL names them: `input_ids`, `attention_mask` and `completion_mask`, int64 [documents, longest]."""
+    ids, trained = zip(*documents, strict=True)
+    columns = {"input_ids": ids, "attention_mask": map(torch.ones_like, ids), "completion_mask": trained}
+    paddings = {"input_ids": pad}
+    return {
+        name: pad_sequence(list(column), batch_first=True, padding_value=paddings.get(name, 0))
+        for name, column in columns.items()
+    }

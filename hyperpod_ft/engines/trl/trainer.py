@@ -18,6 +18,10 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.kto_config import KTOConfig
+from trl.trainer.kto_trainer import KTOTrainer
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.sft_config import SFTConfig
@@ -35,7 +39,7 @@ from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.engines.trl.images import ImageCollator
 from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
-from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
+from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator, ScoredPairCollator, UnpairedCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
 
@@ -55,6 +59,14 @@ class _Dpo(_MatricesDecay, DPOTrainer):
     pass
 
 
+class _Kto(_MatricesDecay, KTOTrainer):
+    pass
+
+
+class _Reward(_MatricesDecay, RewardTrainer):
+    pass
+
+
 class _Grpo(_MatricesDecay, GRPOTrainer):
     pass
 
@@ -70,12 +82,20 @@ class _Distillation(_MatricesDecay, DistillationTrainer):
 _KINDS: Mapping[str, tuple[Any, Any]] = {
     "sft": (_Sft, SFTConfig),
     "dpo": (_Dpo, DPOConfig),
+    "kto": (_Kto, KTOConfig),
+    "reward": (_Reward, RewardConfig),
     "grpo": (_Grpo, GRPOConfig),
     "rloo": (_Rloo, RLOOConfig),
     "distillation": (_Distillation, DistillationConfig),
 }
-_COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator}
-# DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
+_COLLATORS: Mapping[str, type[RowCollator]] = {
+    "sft": RowCollator,
+    "dpo": PairCollator,
+    "kto": UnpairedCollator,
+    "reward": ScoredPairCollator,
+}
+# These prepare the rows that they are made with, and then train on those of their dataset
+_PREPARING = ("dpo", "kto", "reward")
 _UNUSED = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
 
@@ -100,6 +120,8 @@ def build(
     adapters = lora_config(config, read_config(task.base_model)) if config.training.method == "lora" else None
     kind, settings = _KINDS[config.training.objective]
     processing: Any = tokenizer.load(task.base_model)
+    if config.training.objective == "reward":  # transformers finds a text's last token by it
+        processing.pad_token = processing.convert_ids_to_tokens(model.config.pad_token_id)
     collator: RowCollator | None = None
     further: dict[str, Any]
     if config.training.samples_answers:
@@ -114,7 +136,9 @@ def build(
         further = {"data_collator": collator}
     else:
         # flash attention finds the documents of a batch only where they are one row (transformers)
-        collator = _COLLATORS[config.training.objective](rows, flat="flash" in attention(config))
+        collator = _COLLATORS[config.training.objective](
+            rows, flat="flash" in attention(config), pad=tokenizer.pad_id(processing)
+        )
         further = {"data_collator": collator}
     try:
         with warnings.catch_warnings():
@@ -122,7 +146,7 @@ def build(
             trainer = kind(
                 model=model,
                 args=settings(**arguments(config, task.layout.sharding, steps, directory)),
-                train_dataset=_UNUSED if config.training.objective == "dpo" else order,
+                train_dataset=_UNUSED if config.training.objective in _PREPARING else order,
                 processing_class=processing,
                 peft_config=adapters,
                 callbacks=[callback],

@@ -37,7 +37,10 @@ class HeldOutRows:
 
     @torch.no_grad()
     def losses(self, trainer: Trainer) -> tuple[float, dict[str, float]]:
-        """The mean over the label tokens, or pairs, of all rows, and of each of several sources; equal on all ranks."""
+        """The mean over the label tokens, or preferences, of all rows, and of each of several sources.
+
+        It is equal on all ranks.
+        """
         model: Any = trainer.model
         model.eval()
         sums = {name: self._sums(trainer, rows) for name, rows in self._rows_of.items()}
@@ -48,10 +51,10 @@ class HeldOutRows:
         return total / count, of_sources
 
     def _sums(self, trainer: Trainer, rows: NDArray[np.int64]) -> tuple[float, float]:
-        """The loss summed over the label tokens, or pairs, of these rows, and their number.
+        """The loss summed over the label tokens, or preferences, of these rows, and their number.
 
         All ranks compute the same number of batches, because TRL gathers its metrics of each; one that has no rows of
-        its own, which are -1, computes one of the first row, and does not count it.
+        its own, which are -1, computes one of the first rows, and does not count it.
         """
         ranks = self._ranks.world_size
         passes = -(-len(rows) // (self._size * ranks))
@@ -61,7 +64,7 @@ class HeldOutRows:
         sums = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)
         for chosen in padded.reshape(passes, ranks, self._size)[:, self._ranks.rank]:
             present = chosen[chosen >= 0]
-            batch = self._collator.batch(self._split, present if present.size else rows[:1])
+            batch = self._collator.batch(self._split, present if present.size else rows[: self._size])
             counted = self._collator.counted(batch) if present.size else 0
             loss, _, _ = trainer.prediction_step(model, batch, prediction_loss_only=True)
             assert loss is not None

@@ -51,6 +51,8 @@ def check_settings(config: RunConfig) -> None:
         )
     if config.training.objective == "dpo":
         _check_preferences(config)
+    if config.training.objective == "kto":
+        _check_mismatches(config)
     if config.dataset.max_target_length is not None:
         raise UserError("dataset.max_target_length: only engine torch trains encoder-decoders", "set engine: torch")
     if config.training.compile is not None:
@@ -92,6 +94,16 @@ def _check_preferences(config: RunConfig) -> None:
     require_defaults(config, ("dpo.label_smoothing",), "only engine torch supports it")
 
 
+def _check_mismatches(config: RunConfig) -> None:
+    """KTO's estimate of the KL divergence takes each completion of a forward pass with the prompt of another one."""
+    if config.training.micro_batch_size == 1 and config.trl.get("loss_type") != "apo_zero_unpaired":
+        raise UserError(
+            "training.micro_batch_size: objective kto needs several rows in a forward pass, to estimate the KL"
+            " divergence from completions of other prompts",
+            "set it to 2 or more, or set trl: {loss_type: apo_zero_unpaired}",
+        )
+
+
 def _check_lora(config: RunConfig) -> None:
     require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
     if config.training.samples_answers and config.training.precision == "bf16" and config.lora.modules_to_save:
@@ -108,30 +120,15 @@ def _check_lora(config: RunConfig) -> None:
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     """All ranks are data-parallel; a second model for the reference is not sharded, nor one that generates."""
-    training = config.training
-    sharding = config.parallelism.sharding
-    if training.samples_answers and sharding in ("zero2", "zero3"):
-        raise UserError(
-            f"parallelism.sharding: {sharding} has not been tried with objective {training.objective}",
-            "leave it out",
-        )
+    training, sharding = config.training, config.parallelism.sharding
+    if sharding in ("zero2", "zero3") and (untried := settings.unsharded(config)):
+        raise UserError(f"parallelism.sharding: {sharding} has not been tried with {untried}", "leave it out")
     answers = training.micro_batch_size * training.gradient_accumulation_steps * degrees.data_parallel
     if answers % config.answers_per_prompt:
         raise UserError(
             f"sampling.generations: {config.sampling.generations} does not divide the {answers} answers of a step"
             " (training.micro_batch_size x gradient_accumulation_steps x data-parallel ranks)",
             "change one of them",
-        )
-    if config.dataset.images and config.parallelism.sharding in ("zero2", "zero3"):
-        raise UserError(
-            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with dataset.images",
-            "leave it out",
-        )
-    whole = config.training.objective == "dpo" and config.training.method == "full"
-    if whole and sharding in ("zero2", "zero3"):
-        raise UserError(
-            f"parallelism.sharding: {sharding} has not been tried with the reference model of dpo",
-            "set training.method to lora, or engine: torch",
         )
 
 
@@ -165,6 +162,8 @@ def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
             f"model.source: engine trl has not been tried with models of type {shown(family)}",
             f"set engine: torch, or choose a model of type {', '.join(FAMILIES)}",
         )
+    if config.training.objective == "reward" and family == "granite":
+        raise UserError("model.source: transformers has no reward models of type granite", "choose another type")
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:

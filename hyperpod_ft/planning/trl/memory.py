@@ -7,7 +7,7 @@ from functools import cached_property
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
-from hyperpod_ft.planning.trl.settings import attention
+from hyperpod_ft.planning.trl.settings import attention, has_reference
 
 # Bytes that an optimizer keeps of a trained parameter; Adafactor keeps a row and a column of each matrix.
 _STATE: Mapping[str, int] = {"adagrad": 4, "rmsprop": 4, "adafactor": 0, "sgd": 0}
@@ -45,10 +45,7 @@ class TrlMemory(StepMemory):
         config, lora = self.config, self.config.training.method == "lora"
         copies = self.element if self.element < FP32 and not sharding.by_layer else 0
         frozen = stage.parameters * self.element if lora else 0
-        # whole weights are trained, so that those before training are another model; a teacher is always one
-        kl = config.training.has_rewards and config.sampling.beta > 0
-        refers = not lora and (config.training.objective == "dpo" or kl)
-        reference = stage.parameters * (FP32 + copies) if refers else 0
+        reference = stage.parameters * (FP32 + copies) if has_reference(config) else 0
         weights = float(frozen + stage.trainable * (FP32 + copies) + self.shape.teacher * self.element)
         gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
         if sharding.by_layer:

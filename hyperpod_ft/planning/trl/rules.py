@@ -9,7 +9,7 @@ from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl.memory import TrlMemory
-from hyperpod_ft.planning.trl.settings import ATTENTION, attention
+from hyperpod_ft.planning.trl.settings import ATTENTION, attention, unsharded
 from hyperpod_ft.shipped import installing
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
@@ -63,8 +63,7 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
     if given == "replicated" or ranks == 1 or not room:
         return Layout(degrees, replicated)
     fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
-    full_dpo = config.training.objective == "dpo" and config.training.method == "full"
-    whole = config.training.samples_answers or config.dataset.images or full_dpo
+    whole = bool(unsharded(config))
     return Layout(degrees, replicated if fits or whole else sharded)
 
 

@@ -84,6 +84,8 @@ SETTINGS: Mapping[str, Mapping[str, Values]] = {
         "loss_weights": [float],
         "use_weighting": bool,
     },
+    "reward": {**_COMMON, "center_rewards_coefficient": float},
+    "kto": {**_COMMON, "loss_type": ("kto", "apo_zero_unpaired")},
     "grpo": {
         **_SAMPLED,
         **_REWARDED,
@@ -100,6 +102,8 @@ SETTINGS: Mapping[str, Mapping[str, Values]] = {
     "distillation": _SAMPLED,
 }
 """By the run's objective."""
+# Objectives with which FSDP2 has not been tried.
+_UNSHARDED = ("kto", "reward", "grpo", "rloo", "distillation")
 
 ELSEWHERE: dict[str, str] = {
     "adam_beta1": "training.adam_beta1",
@@ -109,6 +113,7 @@ ELSEWHERE: dict[str, str] = {
     "bf16": "training.precision",
     "completion_only_loss": "dataset.loss_on",
     "dataset_num_proc": "dataset.workers",
+    "desirable_weight": "kto.desirable_weight",
     "eval_steps": "training.validate_every_steps",
     "fp16": "training.precision",
     "gradient_accumulation_steps": "training.gradient_accumulation_steps",
@@ -137,11 +142,13 @@ ELSEWHERE: dict[str, str] = {
     "seed": "seed",
     "shuffle_dataset": "seed",
     "temperature": "sampling.temperature",
+    "undesirable_weight": "kto.undesirable_weight",
     "warmup_steps": "training.warmup_share",
     "weight_decay": "training.weight_decay",
 }
 """Settings of TRL that are keys of a run file."""
 _OF_OBJECTIVE: Mapping[str, dict[str, str]] = {
+    "kto": {"beta": "kto.beta"},
     **{name: {"beta": "sampling.beta"} for name in ("grpo", "rloo")},
     "distillation": {"beta": "teacher.beta"},
 }
@@ -163,6 +170,20 @@ def attention(config: RunConfig) -> str:
     fp32_queries = whole and config.training.precision == "bf16"
     needs_sdpa = fp32_queries or config.training.samples_answers or config.dataset.images
     return "sdpa" if needs_sdpa else "flex_attention"
+
+
+def has_reference(config: RunConfig) -> bool:
+    """Whether the model before training is kept beside the one that is trained: adapters can be left out instead."""
+    objective = config.training.objective
+    compared = objective in ("dpo", "kto") or (config.training.has_rewards and config.sampling.beta > 0)
+    return compared and config.training.method == "full"
+
+
+def unsharded(config: RunConfig) -> str:
+    """What of the run FSDP2 has not been tried with; empty where it has."""
+    if config.training.objective in _UNSHARDED:
+        return f"objective {config.training.objective}"
+    return "dataset.images" if config.dataset.images else "the reference model of dpo" if has_reference(config) else ""
 
 
 def check(objective: str, given: Mapping[str, Any]) -> None:

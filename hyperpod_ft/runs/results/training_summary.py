@@ -61,12 +61,12 @@ class TrainingSummary:
     base_validation_loss: Annotated[float | None, _Line("base validation loss", "{:.4f}".format)]
     validation_loss: Annotated[float | None, _Line("final validation loss", "{:.4f}".format)]
     best_validation_loss: Annotated[float | None, _Line("best validation loss", "{:.4f}".format)]
-    # of DPO, after the last step
+    # of DPO and KTO, after the last step
     reward_margin: Annotated[float | None, _Line("rewards/margins", "{:.4f}".format)]
     reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
     validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
     validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
-    # of answers that it samples, in the last step
+    # of sampled answers and KTO, in the last step
     reward: Annotated[float | None, _Line("reward", "{:.4f}".format)]
     completion_length: Annotated[float | None, _Line("tokens of an answer", "{:,.1f}".format)]
     kl: Annotated[float | None, _Line("KL divergence from the base", "{:.4f}".format)]
@@ -112,8 +112,8 @@ def summary_of(run: Run) -> TrainingSummary | None:
         "run": run.paths.full_name,
         "method": run.config.training.method,
         "instances": f"{nodes} x {run.config.cluster.instance_type}",
-        "reward_margin": facts.get("rewards/margins"),
-        "reward_accuracy": facts.get("rewards/accuracies"),
+        "reward_margin": facts.get("rewards/margins", facts.get("margin")),
+        "reward_accuracy": facts.get("rewards/accuracies", facts.get("accuracy")),
         "validation_reward_margin": facts.get("validation_rewards/margins"),
         "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
         "completion_length": facts.get("completions/mean_length"),

@@ -25,6 +25,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "text": {"text": "A tit is a bird."},
     "template": {"question": "Name a bird.", "answer": "A tit."},
     "preference": {"prompt": "Name a bird.", "chosen": "A tit.", "rejected": "A bat."},
+    "unpaired-preference": {"prompt": "Name a bird.", "completion": "A tit.", "label": True},
 }
 
 
@@ -53,7 +54,8 @@ def test_the_format_is_recognized_and_the_file_can_be_planned(tmp_path: Path, na
     config, text = written(NewRun("example:tiny-llama", data, "local"), tmp_path / "run.yaml")
     assert config.dataset.format == name
     assert "source: ./rows.jsonl" in text, "relative to the run file"
-    assert (config.training.objective == "dpo") == (name == "preference")
+    objectives = {"preference": "dpo", "unpaired-preference": "kto"}
+    assert config.training.objective == objectives.get(name, "sft")
     if name not in ("text", "preference"):
         assert "Name a bird." in str(config.generate.prompts) and "A tit" not in str(config.generate.prompts)
     assert preview(Run.of(config), Launchers()).stages

@@ -171,7 +171,7 @@ def metaspace(directory: Path, scheme: str, normalizer: normalizers.Normalizer |
     return directory
 
 
-@pytest.mark.parametrize("name", ["chat", "text", "preference"])
+@pytest.mark.parametrize("name", ["chat", "text", "preference", "unpaired-preference"])
 def test_other_formats_leave_the_base_models_own(name: str) -> None:
     assert chat_template.of(Dataset(source="org/data", format=name), TINY_LLAMA) is None
 

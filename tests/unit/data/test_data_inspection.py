@@ -164,6 +164,9 @@ def test_other_formats() -> None:
     both = inspected({"prompt": "the", "chosen": "quick", "rejected": "fox"}, format="preference")
     assert [one.name for one in both.examples[0].documents] == ["chosen", "rejected"]
     assert ("completion", True, "fox") in said(both, 0, 1)
+    marked = {"prompt": "the", "completion": "fox", "label": False}
+    (document,) = inspected(marked, format="unpaired-preference").examples[0].documents
+    assert document.name == "undesirable"
     chosen = [{"role": "assistant", "content": "b"}]
     chats = inspected(
         {"prompt": CONVERSATION[:1], "chosen": chosen, "rejected": [{"role": "assistant", "content": "c"}]},

@@ -1,6 +1,7 @@
 """Preference rows: their two documents, what is trained of them, and how pairs are cut and packed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.data.reading import chunks
+from hyperpod_ft.data.text import chat
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.text.formats import examples, prompt_of
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize, tokenize_chunk
@@ -129,6 +131,59 @@ def test_all_turns_after_what_is_shared_are_trained() -> None:
 def test_unusable_rows(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(RowError) as refused:
         documents(row, TOKENIZER)
+    assert refused.value.reason == reason
+
+
+def unpaired(row: dict[str, Any], tokenizer: Any = TOKENIZER) -> Example:
+    (found,) = examples(dataset(format="unpaired-preference"), row, tokenizer)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("The sky is", " blue."),
+        ([QUESTION], "Yes"),
+        ("Hi", [answer("Yes")]),
+        ([QUESTION, EARLIER, QUESTION], [QUESTION, EARLIER, QUESTION, answer("Yes")]),
+        ([QUESTION], [EARLIER, QUESTION, answer("Yes")]),
+    ],
+)
+def test_an_unpaired_completion_is_written_as_one_of_a_pair(prompt: Any, completion: Any) -> None:
+    other = " green." if isinstance(completion, str) else [answer("No")]
+    row = {"prompt": prompt, "completion": completion, "label": False}
+    made = unpaired(row)
+    assert made == replace(documents(row | {"chosen": completion, "rejected": other}, TOKENIZER)[0], desirable=False)
+    assert prompt_of(dataset(format="unpaired-preference"), row, TOKENIZER) == (
+        prompt if isinstance(prompt, str) else chat.prompt(prompt, TOKENIZER)
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "a", "completion": "b"}, "missing field 'label'"),
+        ({"prompt": "a", "completion": "b", "label": 1}, "field 'label' is neither true nor false"),
+        ({"prompt": "a", "completion": " ", "label": True}, "empty completion"),
+        ({"completion": [QUESTION, answer("b")], "label": True}, "missing field 'prompt'"),
+        (
+            {"prompt": "a", "completion": [], "label": True},
+            "field 'completion' is neither a string nor a list of messages",
+        ),
+        (
+            {"prompt": "a", "completion": [QUESTION, answer("b")], "label": True},
+            "field 'completion' does not follow the prompt",
+        ),
+        (
+            {"prompt": 3, "completion": [answer("b")], "label": True},
+            "field 'prompt' is neither a string nor a list of messages",
+        ),
+        ({"prompt": [QUESTION], "completion": [QUESTION], "label": True}, "last message is not from the assistant"),
+    ],
+)
+def test_unusable_unpaired_rows(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RowError) as refused:
+        unpaired(row)
     assert refused.value.reason == reason
 
 

@@ -18,6 +18,8 @@ from transformers.training_args import OptimizerNames
 from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.kto_config import KTOConfig
+from trl.trainer.reward_config import RewardConfig
 from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.sft_config import SFTConfig
 
@@ -30,6 +32,7 @@ from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_model_directory, check_trainable
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.trl import limits, rules, settings
+from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B
 from tests.conftest import MakeRun
 from tests.pages.blocks import blocks
@@ -40,6 +43,8 @@ ROOT = Path(__file__).resolve().parents[4]
 CONFIGS = {
     "sft": SFTConfig,
     "dpo": DPOConfig,
+    "kto": KTOConfig,
+    "reward": RewardConfig,
     "grpo": GRPOConfig,
     "rloo": RLOOConfig,
     "distillation": DistillationConfig,
@@ -49,6 +54,12 @@ TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sft": {},
     "dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"},
+    "kto": {
+        "training__objective": "kto",
+        "dataset__format": "unpaired-preference",
+        "training__micro_batch_size": 2,
+    },
+    "reward": {"training__objective": "reward", "dataset__format": "preference"},
     **{
         name: {"training__objective": name, "dataset__format": "prompt", "reward": [{"function": "json"}]}
         for name in ("grpo", "rloo")
@@ -83,7 +94,7 @@ def test_the_pages_show_what_is_accepted_and_name_every_setting() -> None:
     shown = [yaml.safe_load(text) for page in ("engines", "methods") for text in blocks(f"docs/{page}.md", "yaml")]
     of_trl = [values for values in shown if values.get("engine") == "trl"]
     assert [values.get("training", {}).get("objective", "sft") for values in of_trl] == [
-        *("sft", "grpo", "distillation", "sft"),
+        *("sft", "kto", "grpo", "distillation", "sft"),
     ]
     for values in of_trl:
         values["dataset"] = {"source": "tatsu-lab/alpaca", "format": "alpaca"} | values.get("dataset", {})
@@ -107,6 +118,7 @@ def test_trl_leaves_the_dropout_of_adapters_on(make_run: MakeRun, objective: str
         ("dpo", {"loss_type": ["apo_zero"]}, True),
         ("dpo", {"loss_type": ["sigmoid", "ipo"]}, False),
         ("dpo", {"loss_type": ["sigmoid", "sft"], "loss_weights": [30, 1]}, False),
+        ("kto", {}, False),
         ("grpo", {}, False),
         ("rloo", {}, False),
         ("distillation", {}, False),
@@ -175,6 +187,51 @@ def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
         assert f"TRL has no {name} for loss_type aot" in refused(tmp_path, **dpo, trl=aot)
         assert load(tmp_path, **dpo, trl=aot | {"loss_type": ["sigmoid", "ipo"]}).trl
     assert load(tmp_path, **dpo, trl=losses | {"loss_weights": [1.0, 0.5]}).trl
+
+
+def test_labels_and_what_they_need_go_together(tmp_path: Path) -> None:
+    kto = TRL | OBJECTIVES["kto"]
+    assert load(tmp_path, **kto, kto={"desirable_weight": 1.3}).kto.undesirable_weight == 1.0
+    together = "objective kto and format unpaired-preference go together"
+    for key in ("training__objective", "dataset__format"):
+        assert together in refused(tmp_path, **{name: value for name, value in kto.items() if name != key})
+    assert "kto: has no effect without training.objective kto" in refused(tmp_path, **TRL, kto={"beta": 0.2})
+    assert "training.objective: engine torch has no kto; set engine: trl" in refused(
+        tmp_path, **OBJECTIVES["kto"], engine="torch"
+    )
+    assert "dataset.packing: bfd is not possible with objective kto" in refused(tmp_path, **kto, dataset__packing="bfd")
+    assert "dataset.loss_on: " in refused(tmp_path, **kto, dataset__loss_on="all")
+    alone = kto | {"training__micro_batch_size": 1}
+    assert "training.micro_batch_size: objective kto needs several rows" in refused(tmp_path, **alone)
+    assert load(tmp_path, **alone, trl={"loss_type": "apo_zero_unpaired"}).trl
+    for name, key in (("beta", "kto.beta"), ("desirable_weight", "kto.desirable_weight")):
+        assert f"trl: {name} is {key} in a run file" in refused(tmp_path, **kto, trl={name: 0.5})
+    assert "zero3 has not been tried with objective kto" in refused(tmp_path, **kto, parallelism__sharding="zero3")
+
+
+def test_a_reward_model_has_nothing_that_writes_answers(tmp_path: Path) -> None:
+    reward = TRL | OBJECTIVES["reward"]
+    plan = Run.of(load(tmp_path, **reward, trl={"center_rewards_coefficient": 0.01})).plan
+    assert "generate" not in plan and plan.model_stage == "merge"
+    for key, value in (("generate", {"train_samples": 1}), ("deploy", {"instance_type": "g6.2xlarge"})):
+        assert f"{key}: a reward model writes no answers" in refused(tmp_path, **reward, **{key: value})
+    assert "lora.modules_to_save: " in refused(tmp_path, **reward, lora__modules_to_save=["lm_head"])
+    assert "dataset.packing: bfd is not possible" in refused(tmp_path, **reward, dataset__packing="bfd")
+    assert "training.objective: engine torch has no reward" in refused(tmp_path, **reward | {"engine": "torch"})
+    assert "objective reward and format preference go together" in refused(
+        tmp_path, **TRL, training__objective="reward"
+    )
+
+
+def test_types_without_scores_and_models_with_them_are_refused(make_run: MakeRun) -> None:
+    config = make_run(**TRL, **OBJECTIVES["reward"]).config
+    with pytest.raises(UserError, match="no reward models of type granite"):
+        check_trainable(config, degrees_of(config), LLAMA_3_8B | {"model_type": "granite"})
+    scores = LLAMA_3_8B | {"architectures": ["LlamaForSequenceClassification"]}
+    assert check_trainable(config, degrees_of(config), scores)
+    config = make_run(**TRL).config
+    with pytest.raises(UserError, match="is a reward model"):
+        check_trainable(config, degrees_of(config), scores)
 
 
 def test_settings_of_generation_replace_no_others(tmp_path: Path) -> None:
@@ -304,6 +361,9 @@ def test_memory_grows_with_what_is_kept(make_run: MakeRun) -> None:
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(22 * parameters)
     lighter = estimated(make_run(**whole, parallelism__sharding="replicated", trl={"optim": "sgd"}).config, LLAMA_3_8B)
     assert memory.total - lighter.total == pytest.approx(8 * parameters)
+    compared = OBJECTIVES["kto"] | {"dataset__max_length": config.dataset.max_length // 2}
+    reference = estimated(make_run(**whole, **compared, parallelism__sharding="replicated").config, LLAMA_3_8B)
+    assert reference.weights - memory.weights == pytest.approx(6 * parameters)
     sharded = estimated(make_run(**whole).config, LLAMA_3_8B)
     assert 2 * parameters < sharded.total - sharded.activations < 5 * parameters
     shape = shape_of(LLAMA_3_8B)
