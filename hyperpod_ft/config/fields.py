@@ -9,20 +9,20 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from hyperpod_ft.config.secrets import holds_secret
 
-_SHOWN = 76  # characters of a user's text that an error repeats
+_SHOWN = 80  # characters of a user's text that an error repeats
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = _SHOWN
 _repr.maxlevel, _repr.maxlist, _repr.maxdict = 3, 10, 10
 
 
-def shortened(text: str) -> str:
-    """A text as errors repeat it: at most 76 characters."""
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+def shortened(text: str, length: int = _SHOWN) -> str:
+    """A text as errors repeat it: at most `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def shown(value: object) -> str:
-    """A value as errors repeat it: its repr, at most 76 characters."""
+    """A value as errors repeat it: its repr, at most 80 characters."""
     return shortened(_repr.repr(value))
 
 

@@ -88,7 +88,7 @@ def validate(kind: FileKind[Model], values: Mapping[str, Any], where: str) -> Mo
 
 def _describe(kind: FileKind[Any], where: str, problem: ErrorDetails) -> str:
     location = [str(part) for part in problem["loc"]]
-    key, given = shortened(".".join(location)), shown(problem["input"])
+    key, given = shortened(".".join(location), 70), shown(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
             known = _keys_at(kind.model, location[:-1])
