@@ -72,6 +72,7 @@ def test_readme_from_the_clone_to_the_tuned_model(readme: tuple[Path, list[str]]
         assert int(base) == 0 and int(tuned) >= least * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
     assert "answer" in used, "what is trained"
+    assert "train rows: base 0/2, tuned 2/2" in used and "\nscancel 42\n" in used, used
     assert re.search(r"generate +done", used), used
     (record,) = checkout.glob(".quickstart/runs/quickstart/*/records/train.json")
     facts = json.loads(record.read_text())["facts"]
