@@ -112,7 +112,8 @@ class LocalFiles:
             for row in rows:
                 unused.add(row.where, row.values)
             unusable = [(row.where, why) for row in rows if (why := _why_unusable(dataset, row.values))]
-            if len(unusable) > dataset.max_bad_rows:
+            # as stage dataset does: too many, or none that can be used
+            if len(unusable) > min(dataset.max_bad_rows, max(len(rows) - 1, 0)):
                 raise UserError(
                     f"{len(unusable)} of the first {len(rows)} rows cannot be used: {': '.join(unusable[0])}",
                     "give the format that they have",

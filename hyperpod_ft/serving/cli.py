@@ -25,7 +25,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", show_default="8000; on a node 0"),
+        typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", show_default="8000, or 0 with --on-node"),
     ] = None,
     adapter: Annotated[
         list[str] | None,

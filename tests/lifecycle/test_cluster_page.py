@@ -1,4 +1,4 @@
-"""docs/tutorial.md, typed as it stands, once for GPUs and once for Trainium, by a user on the head node of a cluster.
+"""docs/first-run.md, typed as for Slurm, once for GPUs and once for Trainium, by a user on the head node of a cluster.
 
 Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
 which brings back this machine's ensurepip; curl, which writes rows like GSM8K's; the package index, which has each
@@ -20,27 +20,18 @@ from tests.lifecycle.cluster import USER, Cluster
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS
 from tests.lifecycle.nodes import Node, container
 from tests.pages.blocks import blocks as page_blocks
-from tests.pages.reader import clone
+from tests.pages.reader import CURL, clone
 from tests.unit.wheels import wheel
 
 pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(1800)]
 
-PAGE = "docs/tutorial.md"
+PAGE = "docs/first-run.md"
 ENSUREPIP = Path(f"/usr/lib/python{sysconfig.get_python_version()}/ensurepip")
 PACKAGES = sysconfig.get_path("purelib")
 STAND_INS = Path("/opt/stand-ins")
 APT_GET = f"""\
 #!/bin/sh
 case "$*" in *" python3-venv"*) cp -a {STAND_INS}/ensurepip {ENSUREPIP} ;; esac
-"""
-# GSM8K's answers end so; 60 rows fill a few packed ones.
-CURL = """\
-#!/usr/bin/env python
-import json, sys
-with open(sys.argv[2], "w") as file:
-    for n in range(60):
-        row = dict(question=f"How many clips are {n} and {n}?", answer=f"{n} and {n} are {2 * n}.\\n#### {2 * n}")
-        print(json.dumps(row), file=file)
 """
 # Types the YAML that is in $TYPED: a whole run file, or keys of its sections.
 EDITOR = """\
@@ -144,22 +135,22 @@ def as_user(node: Node, commands: str, typed: str = "", status: int = 0) -> str:
 
 
 def typed_by_a_user(head: Node, shell: str, instance: str) -> tuple[str, str]:
-    """Type the page's blocks; returns what its third step printed, and its fourth and fifth with a small model.
+    """Type the page's blocks; returns what the check printed, and the training with a small model.
 
-    For GPUs, stages run on this node before the fourth, as they do where others have no network.
+    For GPUs, stages run on this node before the others, as they do where others have no network.
     """
-    install, data, edit, check, submit, use, offline = map(without_comments, page_blocks(PAGE))
+    install, place, curl, *inits, edit, doctor, plan, _, submit, use, offline = map(without_comments, page_blocks(PAGE))
     gpus, trainium = page_blocks(PAGE, "yaml")
     typed = gpus if instance.startswith("p5") else trainium
-    data = data.replace("p5.48xlarge", instance)
-    assert install.removeprefix("cd ~/hyperpod-ft-src\n") == without_comments(page_blocks("docs/install.md")[0])
+    init = inits[-1].replace("p5.48xlarge", instance)
+    install = f"cd ~/hyperpod-ft-src\n{install}"
     by_root = [line.removeprefix("sudo ").replace("&& sudo ", "&& ") for line in install.splitlines() if "sudo" in line]
     head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
     as_user(head, f"{shell}\n" + "\n".join(line for line in install.splitlines() if "sudo" not in line))
     shell += "\nexport PATH=~/kit/bin:$PATH"
-    as_user(head, f"{shell}\n{data}\n{edit}", typed.replace("partition: p5", "partition: trn1"))
+    as_user(head, f"{shell}\n{place}{curl}{init}{edit}", typed.replace("partition: p5", "partition: trn1"))
     shell += "\ncd ~/first-run"
-    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
+    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", doctor + plan, flags=re.MULTILINE)
     shown = as_user(head, f"{shell}\n{tolerant}")
     submit = f"{offline}\n{submit}" if typed == gpus else submit
     return shown, as_user(head, f"{shell}\n$EDITOR run.yaml\n{submit}\n{use}", SMALL)

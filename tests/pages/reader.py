@@ -10,6 +10,15 @@ from pathlib import Path
 from tests.pages.blocks import ROOT
 
 BIN = Path(sys.executable).parent  # of the kit, and of the AWS CLI
+# Stands in for curl, at whose file GSM8K's rows would be: 60 with answers that end alike, which fill a few packed rows.
+CURL = """\
+#!/usr/bin/env python
+import json, sys
+with open(sys.argv[2], "w") as file:
+    for n in range(60):
+        row = dict(question=f"How many clips are {n} and {n}?", answer=f"{n} and {n} are {2 * n}.\\n#### {2 * n}")
+        print(json.dumps(row), file=file)
+"""
 
 
 def environment(home: Path, variables: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:

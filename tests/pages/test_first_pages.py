@@ -1,8 +1,8 @@
-"""README, docs/one-machine.md, methods.md, models.md and slurm.md, typed as they stand.
+"""README, docs/first-run.md, methods.md, models.md and slurm.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout. The other
-pages start from its finished run, and a wrapper shortens what they submit. The tutorials for clusters run on nodes of
-one: tests/lifecycle/test_cluster_page.py.
+pages start from its finished run, and a wrapper shortens what they submit. The first run on Slurm has nodes of its own:
+tests/lifecycle/test_cluster_page.py.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages.blocks import ROOT, blocks, run_blocks
-from tests.pages.reader import BIN, clone, environment
+from tests.pages.reader import BIN, CURL, clone, environment
 from tests.programs import write_program
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(900)]
@@ -72,6 +72,7 @@ def test_readme_from_the_clone_to_the_tuned_model(readme: tuple[Path, list[str]]
         assert int(base) == 0 and int(tuned) >= least * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
     assert "answer" in used, "what is trained"
+    assert "train rows: base 0/2, tuned 2/2" in used and "\nscancel 42\n" in used, used
     assert re.search(r"generate +done", used), used
     (record,) = checkout.glob(".quickstart/runs/quickstart/*/records/train.json")
     facts = json.loads(record.read_text())["facts"]
@@ -79,26 +80,18 @@ def test_readme_from_the_clone_to_the_tuned_model(readme: tuple[Path, list[str]]
     assert (checkout / "report.html").stat().st_size > 10_000
 
 
-def test_one_machine(tmp_path: Path) -> None:
-    """Its model and its GPU are replaced by a tiny model and this machine's CPUs; the kit is installed already."""
-    page = "docs/one-machine.md"
-    install, *typed = blocks(page)
-    assert without_comments(install) in without_comments(blocks("docs/install.md")[0])
-    small = 'set -- "${@/Qwen\\/Qwen3-0.6B/example:tiny-llama}"; set -- "${@/g5.xlarge/local}"\n'
-    shorter = "training.max_steps=2", "dataset.max_length=128", "generate.max_new_tokens=8"
-    settings = " ".join(f"--set {change}" for change in shorter)
-    write_program(
-        tmp_path / "bin" / "hyperpod-ft", f'{small}[[ $1 != submit ]] || set -- "$@" {settings}\nexec {KIT} "$@"'
-    )
-    data, trained, used = run_blocks(page, typed, tmp_path, reader(tmp_path))
-    assert "Wrote run.yaml" in data and re.search(r"^train +run", data, re.MULTILINE), data
+def test_first_run(tmp_path: Path) -> None:
+    """On CPUs; where the page has a GPU, only its model and instance type differ."""
+    page = "docs/first-run.md"
+    _, *data, init, _, _, _, _, plan, submit, _, use, _ = blocks(page)
+    shorter = "training.max_steps=2", "dataset.max_length=128", "dataset.overlong=truncate", "generate.max_new_tokens=8"
+    shorten(tmp_path, f'set -- "$@" {" ".join(f"--set {change}" for change in shorter)}')
+    write_program(tmp_path / "bin" / "curl", CURL)
+    *_, written, planned, trained, used = run_blocks(page, [*data, init, plan, submit, use], tmp_path, reader(tmp_path))
+    assert "Wrote run.yaml" in written and re.search(r"^train +run", planned, re.MULTILINE), planned
     assert re.search(r"generate +done", trained), trained
     assert "report.html" in used
     assert (tmp_path / "first-run" / "report.html").stat().st_size > 10_000
-
-
-def without_comments(block: str) -> str:
-    return re.sub(r" +# .*$", "", block, flags=re.MULTILINE)
 
 
 def test_preferences(runs: Path) -> None:

@@ -58,6 +58,7 @@ _SHAREGPT: dict[str, Any] = {
     "message_field_content": "value",
     "message_property_mappings": {"role": "from", "content": "value"},
 }
+_ANY_NUMBER = 1_000_000_000  # of rows
 _KERNEL_PLUGIN = re.compile(r"axolotl\.integrations\.(cut_cross_entropy|liger|kernels|expert_parallel|swanlab)\.\w+")
 
 
@@ -178,12 +179,12 @@ def finish(conversion: Conversion, objective: str) -> None:
         settings = values.get("trl")
         objectives.set_rewards(conversion, settings if isinstance(settings, dict) else {}, "trl.")
     training_arguments.set_batch(conversion, "micro_batch_size", 1)
-    overlong = "truncate" if values.get("excess_length_strategy") == "truncate" else "drop"
-    if values.get("excess_length_strategy") == "raise":
-        conversion.changes["excess_length_strategy"] = "a row that is too long is dropped, and counted"
     packing = "auto" if conversion.is_on("sample_packing") and objective == "sft" else "none"
     if known.format != "prompt":
-        training_arguments.set_packing(conversion, packing, overlong)
+        strategy = values.get("excess_length_strategy")
+        training_arguments.set_packing(conversion, packing, "truncate" if strategy == "truncate" else "drop")
+        if strategy not in ("truncate", "raise"):
+            draft.set("dataset.max_bad_rows", _ANY_NUMBER, "axolotl drops rows that are too long, however many")
     training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):
         if draft.get("training.validate_every_steps"):

@@ -221,7 +221,8 @@ class Preparation(Section):
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
         description="What happens to examples longer than max_length or max_target_length. `drop` counts them as bad"
-        " rows. No effect with packing `wrapped`.",
+        " rows, at the first of which stage `dataset` stops unless max_bad_rows is higher. No effect with packing"
+        " `wrapped`.",
     )
     validation_share: Share = Field(0.02, description="Fraction of the raw rows held out for validation.")
     max_bad_rows: NonNegativeInt = Field(

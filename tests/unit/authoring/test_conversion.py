@@ -143,6 +143,8 @@ def test_axolotl(directory: Path) -> None:
     assert config.dataset.source == str(directory / "birds.jsonl")
     assert (config.dataset.format, config.dataset.max_length, config.dataset.loss_on) == ("alpaca", 1024, "all")
     assert (config.dataset.packing, config.dataset.validation_share) == ("auto", 0.1)
+    # axolotl drops long rows without an error
+    assert config.dataset.overlong == "drop" and config.dataset.max_bad_rows > 10**6
     training = config.training
     assert (training.epochs, training.learning_rate, training.schedule) == (2, 1e-4, "constant")
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 8)
@@ -151,6 +153,13 @@ def test_axolotl(directory: Path) -> None:
     assert (config.tracking.trackers, config.tracking.project) == (("wandb",), "birds")
     assert training.warmup_share == 0, "transformers' constant schedule has none"
     assert (found.changes, set(found.housekeeping)) == ({}, {"fsdp_config"})
+
+
+@pytest.mark.parametrize(("strategy", "overlong"), [("raise", "drop"), ("truncate", "truncate")])
+def test_long_rows_of_axolotl(directory: Path, strategy: str, overlong: str) -> None:
+    """With `raise`, stage dataset stops at the first one."""
+    found, config = converted(directory, f"{AXOLOTL}excess_length_strategy: {strategy}\n")
+    assert (config.dataset.overlong, config.dataset.max_bad_rows, found.changes) == (overlong, 0, {})
 
 
 @pytest.mark.parametrize(

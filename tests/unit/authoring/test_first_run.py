@@ -1,4 +1,4 @@
-"""The run files of docs/tutorial.md are those that `init` writes, and fit their instances."""
+"""The run files of docs/first-run.md are those that `init` writes, and fit their instances."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.pages.blocks import blocks
 
 def shown(instance: str) -> dict[str, Any]:
     """The page's run file; for Trainium, with what differs there."""
-    values, trainium = map(yaml.safe_load, blocks("docs/tutorial.md", "yaml"))
+    values, trainium = map(yaml.safe_load, blocks("docs/first-run.md", "yaml"))
     if instance.startswith("trn1"):
         for section, keys in trainium.items():
             values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
