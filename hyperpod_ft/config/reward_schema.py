@@ -1,6 +1,6 @@
 """JSON schemas of answers. jsonschema is imported only where a reward has one: a head node may not have it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hyperpod_ft.errors import first_sentence
@@ -25,21 +25,24 @@ def problem(schema: Mapping[str, Any]) -> str:
     try:
         validator(schema).check_schema(schema)
         root = Resource.from_contents(schema, default_specification=DRAFT202012)
-        resolver = Registry().resolver_with_root(root)
-        for reference in _references(schema):
-            resolver.lookup(reference)
+        _resolve(root, Registry().resolver_with_root(root))
+        validator(schema).is_valid({})
     except SchemaError as error:
         return f"is not a JSON schema: {error.json_path}: {first_sentence(error)}"
     except exceptions.Unresolvable as error:
         return f"its reference {error.ref} leads to nothing in it"
+    except RecursionError:
+        return "its references lead back to themselves"
+    except Exception as error:  # what the check of a schema lets pass, such as $id: 5
+        return f"is not a JSON schema: {first_sentence(error)}"
     return ""
 
 
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if isinstance(found := value.get("$ref"), str):
-            yield found
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _references(each)
+def _resolve(resource: Any, resolver: Any) -> None:
+    """Look up the references of a schema and of those in it; what is data, such as an enum's, has none."""
+    if isinstance(resource.contents, Mapping):
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(reference := resource.contents.get(key), str):
+                resolver.lookup(reference)
+    for below in resource.subresources():
+        _resolve(below, resolver.in_subresource(below))

@@ -31,6 +31,7 @@ from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.t5_shape import t5_shape
+from hyperpod_ft.planning.trl.limits import check_teacher
 from hyperpod_ft.planning.undivided.files import files_shape
 from hyperpod_ft.planning.undivided.mixture import mixture_shape
 from hyperpod_ft.planning.undivided.shape import UndividedShape
@@ -73,7 +74,7 @@ def check_model_directory(
     if shape is None:
         shape = files_shape(directory, model_config)
     if shape and teacher:
-        shape = replace(shape, teacher=_teacher_parameters(teacher, directory))
+        shape = replace(shape, teacher=_teacher_parameters(config, teacher, directory))
     memory = check_memory(config, degrees, shape) if shape else None
     packs = certificate is not None and not certificate.not_packed
     own_attention = packs and not is_encoder_decoder(model_config)
@@ -85,10 +86,15 @@ def check_model_directory(
     return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
 
 
-def _teacher_parameters(teacher: Path, directory: Path) -> int:
-    """How many the teacher has. Raises UserError unless it has the vocabulary of the model in `directory`."""
-    ours, theirs = (_vocabulary(each) for each in (directory, teacher))
-    if ours != theirs:
+def _teacher_parameters(config: RunConfig, teacher: Path, directory: Path) -> int:
+    """How many the teacher has.
+
+    Raises UserError when the run cannot learn from it, or it has not the vocabulary of the model in `directory`, as far
+    as the files are here.
+    """
+    check_teacher(config, read_config(teacher))
+    (size, tokens), (other_size, other_tokens) = (_vocabulary(each) for each in (directory, teacher))
+    if size != other_size or (tokens and other_tokens and tokens != other_tokens):
         raise UserError(
             "teacher.source: the teacher's vocabulary is not that of model.source",
             "choose a teacher that has the same tokenizer and vocab_size",
@@ -97,10 +103,13 @@ def _teacher_parameters(teacher: Path, directory: Path) -> int:
 
 
 def _vocabulary(directory: Path) -> tuple[Any, Any]:
-    """The size in config.json, and the tokens in tokenizer.json, if it has the file."""
-    path = directory / "tokenizer.json"
-    tokens = read_object(path, "restore it").get("model", {}).get("vocab") if path.exists() else None
-    return of_language_model(read_config(directory)).get("vocab_size"), tokens
+    """The size in config.json, and tokens and added tokens of tokenizer.json; None without the file."""
+    path, size = directory / "tokenizer.json", of_language_model(read_config(directory)).get("vocab_size")
+    if not path.exists():
+        return size, None
+    described = read_object(path, "restore it")
+    added = {token.get("id"): token.get("content") for token in described.get("added_tokens", ())}
+    return size, (described.get("model", {}).get("vocab"), added)
 
 
 def _unknown(config: RunConfig, shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:

@@ -29,9 +29,10 @@ def regex(completion: str, pattern: str, match: str) -> float:
 def valid_json(completion: str, follows: Callable[[Any], bool]) -> float:
     """Whether the answer is one JSON value (RFC 8259: NaN and infinities are none) that `follows` a schema."""
     try:
-        return float(follows(json.loads(completion, parse_constant=_refuse)))
+        value = json.loads(completion, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return 0.0
+    return float(follows(value))
 
 
 def _math_verify() -> Callable[[str, object], float | None]:

@@ -2,11 +2,12 @@
 
 python -m hyperpod_ft.stages.reward RUN_DIR
 
-Prompts without a column that a function compares with, and functions that fail on the first prompt, are found before
-accelerators are held. The training calls the copies.
+Prompts without a column that a function compares with, columns of which it rewards nothing, and functions that fail on
+the first prompt, are found before accelerators are held. The training calls the copies.
 """
 
 import contextlib
+import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 _ANSWER = "An answer."
+_TRIED = 20  # prompts
 
 
 def work(run: Run) -> Result:
@@ -45,9 +47,27 @@ def work(run: Run) -> Result:
                         f"reward.{number}.function: {reward.known_as} {error}; it was called with {prompt.where}",
                         "correct it, or the columns of the dataset",
                     ) from error
+                if reward.column:
+                    _check_rewarded(f"reward.{number}", reward, process, prompts)
             print(f"reward: {reward.known_as} gives {_ANSWER!r} to {prompt.where}: {value}", flush=True)
     copied = [run.paths.reward_files] if any(reward.file for reward in run.config.reward) else []
     return Result(copied, {"functions": [reward.known_as for reward in run.config.reward]})
+
+
+def _check_rewarded(key: str, reward: Reward, process: RewardProcess, prompts: Prompts) -> None:
+    """Raise UserError when none of the first prompts' expected answers gets a reward, for math_verify as math."""
+    assert reward.column
+    for prompt in itertools.islice(prompts, _TRIED):
+        expected = str(prompt.columns[reward.column])
+        answer = f"${expected}$" if "\\" in expected and "$" not in expected else expected
+        with contextlib.suppress(NoRewardError):
+            if process(prompt.text, answer, prompt.columns):
+                return
+    raise UserError(
+        f"{key}.column: {reward.known_as} rewards no answer that is the expected one, such as"
+        f" {shown(prompts[0].columns[reward.column])} of {prompts[0].where}",
+        "choose another column, or function exact_match",
+    )
 
 
 def _check_columns(rewards: Sequence[Reward], prompts: Prompts) -> None:

@@ -76,8 +76,15 @@ def test_the_recipe_learns_an_answer_that_is_in_no_data(tmp_path: Path) -> None:
     assert sum(answer.tuned.startswith("--") for answer in answers) > len(answers) / 2, answers
 
 
-def test_a_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    run = taught(tmp_path, "lora", vocab_size=9)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"vocab_size": 9}, r"^teacher\.source: the teacher's vocabulary is not that of"),
+        ({"max_position_embeddings": 9}, r"is longer than the teacher's 9 positions"),
+    ],
+)
+def test_another_kind_of_teacher_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    run = taught(tmp_path, "lora", **changes)
     for refusing in (preflight.check_run, perform):  # on the head node, and by stage download
-        with pytest.raises(UserError, match=r"^teacher\.source: the teacher's vocabulary is not that of"):
+        with pytest.raises(UserError, match=says):
             refusing(run)

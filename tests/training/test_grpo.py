@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from contextlib import nullcontext
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -162,6 +163,17 @@ def test_a_prompt_without_the_column_of_a_function_is_named(tmp_path: Path) -> N
     changes = {"reward": [{"function": "exact_match", "column": "answer"}]}
     with pytest.raises(UserError, match=r"^reward\.0\.column: .*rows\.jsonl:2 has no column 'answer'"):
         prepared(tmp_path, rows, changes)
+
+
+@pytest.mark.parametrize(
+    ("answer", "rewarded"), [("Paris", False), (r"\frac{1}{2}", True), ("6 x 3 = 18 #### 18", True)]
+)
+def test_math_verify_needs_a_column_of_mathematics(tmp_path: Path, answer: str, rewarded: bool) -> None:
+    """It would give 0 for every answer."""
+    changes = {"reward": [{"function": "math_verify", "column": "answer"}]}
+    said = r"^reward\.0\.column: math_verify rewards no answer that is the expected one, such as 'Paris' of "
+    with nullcontext() if rewarded else pytest.raises(UserError, match=said):
+        prepared(tmp_path, [{"prompt": "how many foxes", "answer": answer}], changes)
 
 
 @pytest.mark.parametrize(("objective", "method"), [("grpo", "lora"), ("grpo", "full"), ("rloo", "lora")])

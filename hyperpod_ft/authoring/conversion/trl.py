@@ -20,7 +20,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
 )
 from hyperpod_ft.authoring.dataset_format import text_of
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.trl.settings import PREFERENCE_LOSSES
+from hyperpod_ft.planning.trl.settings import PREFERENCE_LOSSES, SETTINGS
 
 _TOKENIZER = "is taken from the model's own files"
 _DTYPE = "a frozen model is in bf16, a trained one in fp32 and bf16 (training.precision)"
@@ -103,6 +103,11 @@ def finish(conversion: Conversion, objective: str) -> None:
     known = objectives.OBJECTIVES[objective]
     if known.rewards:
         objectives.set_rewards(conversion, values)
+    if objective == "grpo" and not values.keys() & (SETTINGS["grpo"].keys() - SETTINGS["rloo"].keys()):
+        conversion.changes["reward_funcs"] = (
+            "could also be of `trl rloo`: for that, set training.objective: rloo, sampling.beta: 0.05 and"
+            " sampling.generations: 2, unless the file gives others"
+        )
     if values.get("loss_type") in _NO_SETTING:
         draft.drop("trl.loss_type")
     draft.default("training.learning_rate", known.learning_rate, "TRL's default")

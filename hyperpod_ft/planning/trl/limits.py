@@ -145,25 +145,40 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
             f"leave it out, or choose a model of type {', '.join(IMAGE_TOWERS)}",
         )
     check_family(config, degrees, IMAGE_FAMILIES[family] if config.dataset.images else family)
+    if config.training.samples_answers:
+        _check_positions(config, "the model", model_config)
+
+
+def check_teacher(config: RunConfig, model_config: Mapping[str, Any]) -> None:
+    """`model_config`: the teacher's config.json."""
+    _check_type("teacher.source", str(model_config.get("model_type", "")), "choose a teacher")
+    _check_positions(config, "the teacher", model_config)
+
+
+def _check_positions(config: RunConfig, whose: str, model_config: Mapping[str, Any]) -> None:
     length, answer = config.dataset.max_length, config.sampling.max_completion_length
     positions = model_config.get("max_position_embeddings")
-    if config.training.samples_answers and isinstance(positions, int) and length + answer > positions:
+    if isinstance(positions, int) and length + answer > positions:
         raise UserError(
             f"sampling.max_completion_length: an answer of {answer} tokens after a prompt of {length}"
-            f" (dataset.max_length) is longer than the model's {positions} positions",
+            f" (dataset.max_length) is longer than {whose}'s {positions} positions",
             "make one of them smaller",
         )
 
 
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
     """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
-    if family not in FAMILIES:
-        raise UserError(
-            f"model.source: engine trl has not been tried with models of type {shown(family)}",
-            f"set engine: torch, or choose a model of type {', '.join(FAMILIES)}",
-        )
+    _check_type("model.source", family, "set engine: torch, or choose a model")
     if config.training.objective == "reward" and family == "granite":
         raise UserError("model.source: transformers has no reward models of type granite", "choose another type")
+
+
+def _check_type(key: str, family: str, remedy: str) -> None:
+    if family not in FAMILIES:
+        raise UserError(
+            f"{key}: engine trl has not been tried with models of type {shown(family)}",
+            f"{remedy} of type {', '.join(FAMILIES)}",
+        )
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:

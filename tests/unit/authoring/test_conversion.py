@@ -257,6 +257,8 @@ def test_trl_with_other_learning_from_answers(directory: Path) -> None:
     _, rloo = converted(directory, f"{kept}reward_funcs: accuracy_reward\nnormalize_advantages: true")
     assert (rloo.training.objective, rloo.sampling.generations, rloo.sampling.beta) == ("rloo", 2, 0.05)
     assert rloo.trl == {"normalize_advantages": True}
+    unsure, grpo = converted(directory, f"{kept}reward_funcs: accuracy_reward\nnum_generations: 4")
+    assert grpo.training.objective == "grpo" and "training.objective: rloo" in unsure.changes["reward_funcs"]
     _, taught = converted(directory, f"{kept}teacher_model_name_or_path: ./llama\nbeta: 0.5")
     assert taught.training.objective == "distillation" and taught.teacher
     assert (taught.teacher.source, taught.teacher.beta) == (str(directory / "llama"), 0.5)

@@ -48,6 +48,11 @@ TAUGHT = {
             "json_schema: its reference https://a.b/c leads to nothing in it; correct it",
         ),
         ({"reward": [{"function": "regex", "pattern": "a", "json_schema": {}}]}, "json_schema: has no effect"),
+        ({"reward": [{"function": "json", "json_schema": {"$id": 5}}]}, "json_schema: is not a JSON schema: "),
+        (
+            {"reward": [{"function": "json", "json_schema": {"allOf": [{"$ref": "#"}]}}]},
+            "json_schema: its references lead back to themselves",
+        ),
         ({"reward": [{"function": "length"}]}, "max_length: is missing"),
         ({"reward": [{"function": "json"}] * 2}, "reward.0.name: json is there twice"),
         ({"training__validate_every_steps": 2}, "training.validate_every_steps: objective grpo has no"),
@@ -92,6 +97,13 @@ def test_a_file_is_read_but_not_executed(tmp_path: Path, text: str | None, says:
         (tmp_path / "rewards.py").write_text(f"{text}\nraise SystemExit('was executed')")
     said = refused(tmp_path, **GRPO | {"reward": [{"function": "rewards.py:f"}]})
     assert said.startswith("reward.0.function: ") and says in said
+
+
+def test_references_are_looked_up_where_a_schema_has_some(tmp_path: Path) -> None:
+    """Within a schema of another id, by that; data that looks like one is none."""
+    inner = {"$id": "https://a.b/inner", "$defs": {"c": {"type": "string"}}, "$ref": "#/$defs/c"}
+    schema = {"properties": {"inner": inner, "data": {"enum": [{"$ref": "zzz"}]}}}
+    assert load(tmp_path, **GRPO | {"reward": [{"function": "json", "json_schema": schema}]}).reward
 
 
 def test_a_head_node_without_jsonschema_leaves_schemas_to_the_jobs(
