@@ -57,7 +57,7 @@ TAUGHT = {
         ({"reward": [{"function": "json"}] * 2}, "reward.0.name: json is there twice"),
         ({"training__validate_every_steps": 2}, "training.validate_every_steps: objective grpo has no"),
         ({"dataset__packing": "bfd"}, "dataset.packing: bfd is not possible with format prompt"),
-        ({"dataset__format": "text"}, "objective grpo, rloo or distillation and format prompt go together"),
+        ({"dataset__format": "text"}, "objective grpo and format prompt go together"),
         ({"training__objective": "sft"}, "objective grpo, rloo or distillation and format prompt go together"),
         ({"engine": "torch"}, "training.objective: engine torch has no grpo"),
         ({"engine": "torch", "training__objective": "rloo"}, "training.objective: engine torch has no rloo"),
