@@ -55,7 +55,8 @@ def test_a_node_that_fails_once_is_reported_and_waited_for(kit: Kit) -> None:
         lifecycle={
             "worker-group-1": {"lines": ["error: fsx: not writable yet"], "exit": 1, "times": 1},
             "b": {"lines": ["error: users: no answer"], "exit": 1, "times": 1},
-        }
+        },
+        seconds={"node.failed": 2.0},  # it is looked for every 0.02 s, on a busy machine less often
     )
     output = kit.run("create")
     assert output.count("error: fsx: not writable yet") == 1
