@@ -115,7 +115,14 @@ def _kit(name: str, engine: str, directory: Path, case: Case, steps: int) -> Con
     program = [sys.executable, "-m", "benchmarks.training_steps", str(run), str(WARM_UP), str(file)]
     if case.instance_type == "local":
         program = ["env", *(f"{name}={value}" for name, value in ALLOCATION_ON_CPUS.items()), *program]
-    return Contender(name, program, lambda: [file], lambda: {}, figures=lambda: _figures(file, case))
+    return Contender(
+        name,
+        program,
+        lambda: [file],
+        lambda: {},
+        figures=lambda: _figures(file, case),
+        prepare=lambda: rounds.remove([run / "checkpoints"]),  # else there is nothing left to train
+    )
 
 
 def _peer(name: str, python: Path, directory: Path, case: Case, steps: int, more: Mapping[str, Any]) -> Contender:
