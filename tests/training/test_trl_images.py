@@ -25,7 +25,7 @@ from hyperpod_ft.report.gather import gather
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.answers.answering import Answering
-from hyperpod_ft.serving.http.openai_api import Request
+from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from hyperpod_ft.stages import consolidate, dataset, generate, merge
 from hyperpod_ft.stages.stage import perform
 from tests.training.conftest import curve, metrics, train_here
@@ -98,6 +98,10 @@ def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: 
     assert record is not None and record.facts["resumed_from"] == [16]
     assert [row["step"] for row in metrics(tuned)] == list(range(1, 49))
     assert "Images" in dict(dataset_facts(gather(tuned)))
+    train = tuned.paths.dataset_path / "train"
+    rows = range(len(PackedSplit(train)))
+    in_epoch = ImageBatches(train, ImageReader.load(tuned.paths.base_model)).of(rows)["attention_mask"].sum()
+    assert record.facts["tokens"] == in_epoch * record.facts["epochs"] and record.facts["epochs"] == 4
     found = Samples.read(tuned.paths.samples_path)
     assert found is not None
     exact = found.exact_match["validation"]
@@ -132,9 +136,9 @@ def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
     rows = ImageRows(tuned.paths.dataset_path / "validation")
     server = Answering.load({"tuned": tuned.paths.tuned_model}, {}, tuned.paths.tuned_model, torch.device("cpu"))
 
-    def asked(*images: bytes) -> Request:
-        parts = [{"type": "image_url", "image_url": {"url": tiny_images.data_url(image)}} for image in images]
-        content = [*parts, {"type": "text", "text": PICTURES["QUESTIONS"]["color"]}]
+    def asked(*images: bytes | str, text: str = PICTURES["QUESTIONS"]["color"]) -> Request:
+        urls = [image if isinstance(image, str) else tiny_images.data_url(image) for image in images]
+        content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), {"type": "text", "text": text}]
         return Request(messages=({"role": "user", "content": content},), max_tokens=8)
 
     text = server.answer(asked(), lambda _: None).text
@@ -152,6 +156,18 @@ def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
         stored = PackedSplit(tuned.paths.dataset_path / "validation").batch(np.array([number]))
         assert given.prompt_tokens == int((stored.labels != -100).long().argmax()) > 10
     assert right >= 4 and nested == [text]
+    picture = tiny_images.picture()
+    refused = {
+        "another number of images": asked(picture, text="the <|image_pad|>"),
+        "a token of images": asked(picture, text="the <|video_pad|>"),
+        "damaged": asked("data:image/png;base64,\u00e9"),
+        "not a data URL": asked("\ud800"),
+        "100 megapixels": asked(*[picture] * 101),
+    }
+    for says, request in refused.items():
+        with pytest.raises(HttpError, match=says) as raised:
+            server.answer(request, lambda _: None)
+        assert raised.value.status == 400
 
 
 def changed(run: Run) -> set[str]:

@@ -32,8 +32,7 @@ class ImageBatches:
 
     def _example(self, row: int) -> dict[str, Any]:
         found, images = self._rows[row]
-        shown = [files.opened(file) for file in images]
-        return {"prompt": found.prompt, "completion": found.completion, "images": shown}
+        return {"prompt": found.prompt, "completion": found.completion, "images": files.opened(images)}
 
 
 class ImageCollator(RowCollator):
