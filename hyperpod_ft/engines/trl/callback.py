@@ -96,8 +96,9 @@ class StepsFollower(TrainerCallback):
         sanity.check_finite(step, logs["loss"], logs["grad_norm"])
         others = {name: value for name, value in logs.items() if name not in _NOT_METRICS and value is not None}
         self.progress = self.log.advance(self.progress, logs["loss"], others)
-        # the others' rows have the same number of tokens each
-        if self.training.samples_answers or self.checkpoints.task.config.dataset.images:
+        # other rows have the same number of tokens each
+        counts = self.training.samples_answers or self.checkpoints.task.config.dataset.images
+        if counts and "num_tokens" in logs:
             tokens = self._tokens_before + int(logs["num_tokens"])  # of all ranks
             self.progress = replace(self.progress, tokens=tokens)
         loss = None
