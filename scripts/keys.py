@@ -8,12 +8,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 _ENGINE = re.compile(r" \(engine (torch|neuron|trl)(?:; ([^()]+))?\)")  # whose key it is, beside a page
-_PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md")
+_PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md(#[a-z0-9-]+)?")
 
 
 def linked(text: str) -> str:
     """A text with links to the pages that error messages and run files name by their paths."""
-    return _PAGE.sub(lambda page: f"[{page[1].replace('-', ' ')}]({page[1]}.md)", text)
+    return _PAGE.sub(lambda page: f"[{page[1].replace('-', ' ')}]({page[1]}.md{page[2] or ''})", text)
 
 
 def line(name: str, field: FieldInfo) -> str:

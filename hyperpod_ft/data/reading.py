@@ -13,7 +13,8 @@ from hyperpod_ft.data import source_files
 from hyperpod_ft.errors import UserError
 
 CHUNK_BYTES = 256 << 10
-_PARQUET_BATCH_ROWS = 1000
+_PARQUET_BATCH_ROWS = 1000  # fewer where rows hold files
+_PARQUET_BATCH_BYTES = 32 << 20
 
 _SPACE = re.compile(r"\s*")
 
@@ -227,8 +228,10 @@ def _read_parquet(path: Path, chunk: Chunk) -> Iterator[RawRow | BadRow]:
     # No threads: this may run in a forked process, and there is already one process per CPU.
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            groups = list(range(chunk.start, chunk.stop))
-            for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, use_threads=False):
+            group = file.metadata.row_group(chunk.start)
+            fitting = _PARQUET_BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)
+            rows = max(1, min(_PARQUET_BATCH_ROWS, fitting))
+            for batch in file.iter_batches(rows, row_groups=[chunk.start], use_threads=False):
                 for offset, values in enumerate(_values(batch)):
                     where = f"{chunk.file}:{number + offset}"
                     yield BadRow(where, "invalid UTF-8") if values is None else RawRow(where, values)

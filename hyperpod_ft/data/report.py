@@ -208,7 +208,8 @@ class DatasetReport:
     bad_reasons: dict[str, int]
     bad_listed: tuple[str, ...]
     lengths: Lengths
-    validation_in_training: int  # validation examples whose text is in the training data too
+    # validation examples whose text is in the training data too; None: not compared, those with images
+    validation_in_training: int | None
     # empty where every example of one source is in an epoch once
     sources: tuple[SourceReport, ...] = ()
     chats: ChatReport | None = None  # sources of format chat
@@ -264,8 +265,8 @@ class DatasetReport:
         if targets is not None:
             padding += f", {targets:.2%} of targets"
         yield f"packed rows: {self.train_rows:,} train, {self.validation_rows:,} validation; padding {padding}"
-        # prompts, which have no labels, are not trained as padded rows
-        if self.padding_share > _MOSTLY and targets is None and self.label_tokens:
+        # prompts, which have no labels, and rows with images are not trained with this padding
+        if self.padding_share > _MOSTLY and targets is None and self.label_tokens and not self.images:
             yield (
                 "warning: rows are mostly padding, which takes as much time as text: the longest document has"
                 f" {self.lengths.longest:,} tokens; lower dataset.max_length"

@@ -14,7 +14,7 @@ from hyperpod_ft.data import reading
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.fitting import Fitted
-from hyperpod_ft.data.reading import BadRow, Chunk, RawRow
+from hyperpod_ft.data.reading import BadRow, Chunk
 from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.tokens import Tokens
@@ -89,20 +89,23 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
 
     Raises UserError when the rest of a file cannot be read, a template is wrong, or a column would change the training.
     """
-    found = list(reading.read(directory, chunk))
+    raw_rows = 0
     bad: list[tuple[int, BadRow]] = []
-    rows: list[tuple[int, RawRow]] = []
+    rows: list[tuple[int, str]] = []  # which, and where
     made: list[list[tuple[Example, ...]]] = []
     unused = UnusedColumns(dataset)
-    for ordinal, row in enumerate(found):
+    # no row stays in memory: it may hold images, and there is a process per CPU
+    for ordinal, row in enumerate(reading.read(directory, chunk)):
+        raw_rows += 1
         if isinstance(row, BadRow):
             bad.append((ordinal, row))
             continue
         unused.add(row.where, row.values)
         try:
             images = encoder.images_of(row, directory)
-            made.append(formats.examples(dataset, row.values, encoder.tokenizer, images))
-            rows.append((ordinal, row))
+            found = formats.examples(dataset, row.values, encoder.tokenizer, images)
+            made.append([tuple(map(Example.without_images, documents)) for documents in found] if images else found)
+            rows.append((ordinal, row.where))
         except RowError as error:
             bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))
 
@@ -116,7 +119,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     for index in np.flatnonzero(fitted.nothing | fitted.dropped).tolist():
         number = origins[index][0]
         if number not in used:
-            unusable.setdefault(number, fitted.why_unusable(index, rows[number][1].where))
+            unusable.setdefault(number, fitted.why_unusable(index, rows[number][1]))
     bad += [(rows[number][0], row) for number, row in unusable.items()]
     bad.sort(key=lambda entry: entry[0])
     left = fitted.left
@@ -126,7 +129,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         tokens=left,
         origins=np.array([(rows[number][0], place) for number, place in origins], np.int32).reshape(-1, 2)[kept],
         desirable=np.array(labels, np.bool_)[kept] if (labels := _labels(examples)) else np.empty(0, np.bool_),
-        raw_rows=len(found),
+        raw_rows=raw_rows,
         truncated=int((fitted.truncated & kept).sum()),
         emptied=int(fitted.emptied.sum()),
         chats=ChatCount.of(made, kept, used, left, encoder) if dataset.format == "chat" else ChatCount(),

@@ -56,7 +56,7 @@ class TrainingProgress:
     # of a mixture's experts
     first_expert_load: Loads = field(default_factory=dict)
     last_expert_load: Loads = field(default_factory=dict)
-    tokens: int | None = None  # of prompts and sampled answers so far; None: those of the rows
+    tokens: int | None = None  # so far, of prompts and sampled answers, or rows with images; None: max_length a row
 
     def validated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> TrainingProgress:
         """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.

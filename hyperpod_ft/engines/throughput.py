@@ -108,7 +108,7 @@ class Rates:
     seconds_per_step: float
     rows_per_second: float
     documents_per_second: float | None
-    tokens_per_second: float  # all positions of the rows, padding included; or prompts and sampled answers
+    tokens_per_second: float  # all positions of the rows, padding included; or those of `TrainingProgress.tokens`
     mfu: float | None  # model-FLOPs utilization, 0 to 1, of the ranks' dense bf16 peak
 
 
@@ -153,8 +153,9 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
         rank = lora.r if task.config.training.method == "lora" else None
         names = target_names(lora, shape.model_type)
         flops: float | None = t5_flops_per_token(shape, task.config.dataset, names, rank)
-    elif task.config.training.samples_answers or task.config.training.objective == "kto":
-        flops = None  # how long sequences become is not known, nor what it took to sample or compare them
+    elif task.config.training.samples_answers or task.config.training.objective == "kto" or task.config.dataset.images:
+        # how long sequences become is not known, nor what it took to sample or compare them, or to read images
+        flops = None
     else:
         flops = _decoder_flops(task, model_config, total, trained, of_base, max_length, tied=tied)
     rank_flops = task.config.instance.rank_tflops * 1e12

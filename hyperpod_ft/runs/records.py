@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from hyperpod_ft import publish
+from hyperpod_ft.data.images.stored import FILES as IMAGES
 from hyperpod_ft.digests import file_sha256, files_below
 
 
@@ -90,7 +91,8 @@ def unix_time(text: str) -> float:
 def outputs_of(root: Path, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
     """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""
     files = [file for path in paths for file in files_below(path)]
+    digested = {file for file in files if digests and file.name != IMAGES}  # each image is checked when it is read
     return tuple(
-        Output(file.relative_to(root).as_posix(), file.stat().st_size, file_sha256(file) if digests else "")
+        Output(file.relative_to(root).as_posix(), file.stat().st_size, file_sha256(file) if file in digested else "")
         for file in files
     )

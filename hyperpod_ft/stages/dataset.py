@@ -33,12 +33,12 @@ from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.images import stored as stored_images
 from hyperpod_ft.data.images.reader import ImageReader
-from hyperpod_ft.data.images.stored import ImageRow, Span, StoringImages
+from hyperpod_ft.data.images.stored import ImageRow, ImageRows, StoringImages
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing import duplicates, mixture
 from hyperpod_ft.data.mixing.mixture import Draw, Numbers
 from hyperpod_ft.data.mixing.source_report import SourceReport
-from hyperpod_ft.data.mixing.sources import ReadExample, TokenizedSource, read, tokenized
+from hyperpod_ft.data.mixing.sources import ReadExample, TokenizedSource, each, read, tokenized
 from hyperpod_ft.data.packing import PackedRows, Packing
 from hyperpod_ft.data.prepared import Prompt, Sample, SplitName
 from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
@@ -114,7 +114,7 @@ def work(run: Run) -> Result:
         if "chat" in dataset.formats:
             in_chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
             report = replace(report, chats=in_chats)
-        prepared.write_samples(directory, _samples(splits, found, storing))
+        prepared.write_samples(directory, _samples(splits, found, directory if storing else None))
         if storing:
             report = replace(report, images=storing.close())
         shown.write(directory, [found[number].shown(encoder) for number in splits["train"][:_SHOWN].tolist()])
@@ -253,18 +253,17 @@ def _write_image_rows(
 ) -> None:
     """The text of a split's rows, each an example, and their images."""
     as_written = replace(encoder, images=ImageReader(None))
-    rows: dict[int, ImageRow] = {}
-    # each chunk is read once, whose images were in memory together before
-    edges = [source.first + end for source in sources for end in source.ends]
-    for of_chunk in np.split(numbers := np.unique(chosen), np.searchsorted(numbers, edges)):
-        for number, one in read(sources, of_chunk, as_written).items():
-            (example,) = one.documents
-            answer = example.segments[-1].text
-            ends = encoder.backend.encode([answer]).ids[-1] in encoder.special_ids
-            spans = storing.add(example.images)
-            rows[number] = ImageRow(example.prompt, answer if ends else answer + encoder.token(encoder.eos), spans)
-    if rows:
-        stored_images.write_rows(directory, (rows[number] for number in chosen.tolist()))
+
+    def row_of(example: Example) -> ImageRow:
+        answer = example.segments[-1].text
+        ends = encoder.backend.encode([answer]).ids[-1] in encoder.special_ids
+        spans = storing.add(example.images)
+        return ImageRow(example.prompt, answer if ends else answer + encoder.token(encoder.eos), spans)
+
+    numbers, order = np.unique(chosen, return_inverse=True)  # an epoch may have an example several times
+    if len(numbers):
+        rows = (row_of(one.documents[0]) for _, one in each(sources, numbers, as_written))
+        stored_images.write_rows(directory, rows, order)
 
 
 def _print_new_tokens(run: Run, examples: StoredTokens) -> None:
@@ -282,19 +281,22 @@ def _decoder_start(run: Run) -> int | None:
 
 
 def _samples(
-    splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExample], storing: StoringImages | None
+    splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExample], with_images: Path | None
 ) -> list[Sample]:
-    """Those with a prompt, which a model can be asked; of preferences, the chosen or desirable documents."""
+    """Those with a prompt, which a model can be asked; of preferences, the chosen or desirable documents.
 
-    def images_of(example: Example) -> list[Span]:
-        return storing.add(example.images) if storing else []
-
-    return [
-        Sample.of(split, example := found[number].documents[0], found[number].source.name, images_of(example))
-        for split, chosen in splits.items()
-        for number in dict.fromkeys(chosen.tolist())  # an epoch may have an example several times
-        if found[number].documents[0].prompt.strip() and found[number].documents[0].desirable is not False
-    ]
+    `with_images`: the prepared dataset whose rows, which begin with `splits`, have images.
+    """
+    samples = []
+    for split, chosen in splits.items():
+        rows = ImageRows(with_images / split) if with_images and len(chosen) else None
+        numbers = chosen.tolist()
+        for place, number in enumerate(numbers):
+            example, again = found[number].documents[0], number in numbers[:place]  # in one epoch
+            if example.prompt.strip() and example.desirable is not False and not again:
+                images = rows.row(place).images if rows else ()
+                samples.append(Sample.of(split, example, found[number].source.name, images))
+    return samples
 
 
 def _source_reports(
@@ -348,6 +350,9 @@ def _report(
     validation = np.concatenate(drawn.validation)
     width, target_width = dataset.max_length, dataset.max_target_length
     in_rows = tokens - labels if target_width else tokens  # the others are in the decoder's part
+    repeated = None if dataset.images else 0
+    if texts is not None:
+        repeated = duplicates.in_both(texts, validation, drawn.train)
     return DatasetReport(
         rows_read=counts.rows_read,
         rows_used=counts.rows_used,
@@ -368,7 +373,7 @@ def _report(
         bad_reasons=dict(counts.bad.most_common()),
         bad_listed=tuple(str(row) for row in counts.listed),
         lengths=Lengths.of(lengths),
-        validation_in_training=0 if texts is None else duplicates.in_both(texts, validation, drawn.train),
+        validation_in_training=repeated,
         sources=sources,
     )
 

@@ -228,7 +228,7 @@ def check_data(journal: Journal) -> None:
             f"dataset: its rows have several examples, which the newest certificate excludes: {certificate.not_packed}",
             "prepare it again: hyperpod-ft submit RUN_FILE --only dataset --force",
         )
-    outputs = record.outputs if record else ()
+    outputs = [output for output in record.outputs if output.sha256] if record else []
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(file_sha256, (journal.paths.root / output.path for output in outputs)))
     for output, digest in zip(outputs, digests, strict=True):

@@ -1,9 +1,12 @@
 """Rows with images through all stages with engine trl: they are learned, and shown alike wherever a model gets them."""
 
+import os
+import pickle
 import runpy
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,21 +14,24 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.images.stored import ImageRows
 from hyperpod_ft.engines.batches import PackedSplit
+from hyperpod_ft.engines.trl import trainer
 from hyperpod_ft.engines.trl.callback import StepsFollower
-from hyperpod_ft.engines.trl.images import ImageBatches
+from hyperpod_ft.engines.trl.images import ImageBatches, ImageCollator
 from hyperpod_ft.planning.families import IMAGE_TOWERS
 from hyperpod_ft.report.facts import dataset_facts
 from hyperpod_ft.report.gather import gather
+from hyperpod_ft.runs.job_files import STOP_SIGNALS
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.answers.answering import Answering
-from hyperpod_ft.serving.http.openai_api import Request
+from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from hyperpod_ft.stages import consolidate, dataset, generate, merge
 from hyperpod_ft.stages.stage import perform
 from tests.training.conftest import curve, metrics, train_here
@@ -50,6 +56,7 @@ def prepared(
     pictures: int,
     lora: Mapping[str, Any] = {},
     questions: Sequence[str] = ("color",),
+    trl: Mapping[str, Any] = {},
     **training: Any,
 ) -> Run:
     """A run of pictures with these questions, whose rows are prepared."""
@@ -59,6 +66,7 @@ def prepared(
         "engine": "trl",
         "lora": {"r": 32, "alpha": 64, **lora},
         "training": TRAINING | training,
+        "trl": trl,
         "generate": {"train_samples": 0, "validation_samples": 20, "max_new_tokens": 8},
     }
     run = make_run(
@@ -98,6 +106,10 @@ def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: 
     assert record is not None and record.facts["resumed_from"] == [16]
     assert [row["step"] for row in metrics(tuned)] == list(range(1, 49))
     assert "Images" in dict(dataset_facts(gather(tuned)))
+    train = tuned.paths.dataset_path / "train"
+    rows = range(len(PackedSplit(train)))
+    in_epoch = ImageBatches(train, ImageReader.load(tuned.paths.base_model)).of(rows)["attention_mask"].sum()
+    assert record.facts["tokens"] == in_epoch * record.facts["epochs"] and record.facts["epochs"] == 4
     found = Samples.read(tuned.paths.samples_path)
     assert found is not None
     exact = found.exact_match["validation"]
@@ -132,9 +144,9 @@ def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
     rows = ImageRows(tuned.paths.dataset_path / "validation")
     server = Answering.load({"tuned": tuned.paths.tuned_model}, {}, tuned.paths.tuned_model, torch.device("cpu"))
 
-    def asked(*images: bytes) -> Request:
-        parts = [{"type": "image_url", "image_url": {"url": tiny_images.data_url(image)}} for image in images]
-        content = [*parts, {"type": "text", "text": PICTURES["QUESTIONS"]["color"]}]
+    def asked(*images: bytes | str, text: str = PICTURES["QUESTIONS"]["color"]) -> Request:
+        urls = [image if isinstance(image, str) else tiny_images.data_url(image) for image in images]
+        content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), {"type": "text", "text": text}]
         return Request(messages=({"role": "user", "content": content},), max_tokens=8)
 
     text = server.answer(asked(), lambda _: None).text
@@ -152,6 +164,47 @@ def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
         stored = PackedSplit(tuned.paths.dataset_path / "validation").batch(np.array([number]))
         assert given.prompt_tokens == int((stored.labels != -100).long().argmax()) > 10
     assert right >= 4 and nested == [text]
+    picture = tiny_images.picture()
+    refused = {
+        "another number of images": asked(picture, text="the <|image_pad|>"),
+        "a token of images": asked(picture, text="the <|video_pad|>"),
+        "damaged": asked("data:image/png;base64,\u00e9"),
+        "not a data URL": asked("\ud800"),
+        "100 megapixels": asked(*[picture] * 101),
+    }
+    for says, request in refused.items():
+        with pytest.raises(HttpError, match=says) as raised:
+            server.answer(request, lambda _: None)
+        assert raised.value.status == 400
+
+
+def test_a_signal_to_all_processes_ends_no_worker(tuned: Run) -> None:
+    """The training ends after the step, with a checkpoint."""
+    collator = ImageCollator(PackedSplit(tuned.paths.dataset_path / "train"), tuned.paths.base_model)
+    copied = pickle.loads(pickle.dumps(collator))  # as a worker that is not forked gets it
+    rows = [{"row": row} for row in range(8)]
+    batches = iter(DataLoader(rows, collate_fn=collator, num_workers=1, prefetch_factor=1))  # type: ignore[arg-type]
+    found = [next(batches)]
+    for number in STOP_SIGNALS:
+        os.kill(batches._workers[0].pid, number)  # type: ignore[attr-defined]
+    found += batches
+    for row, batch in zip(rows, found, strict=True):
+        assert all(torch.equal(tensor, batch[name]) for name, tensor in copied([row]).items())
+
+
+def test_processes_read_images_for_gpus(tuned: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "usable_cpus", lambda: 24)
+
+    def workers(instance_type: str, ranks: int, **trl: int) -> object:
+        cluster = tuned.config.cluster.model_copy(update={"instance_type": instance_type})
+        config = tuned.config.model_copy(update={"cluster": cluster, "trl": trl})
+        degrees = SimpleNamespace(ranks_per_node=ranks)
+        task: Any = SimpleNamespace(config=config, layout=SimpleNamespace(degrees=degrees))
+        return trainer.image_workers(task).get("dataloader_num_workers")
+
+    gpus = "p5.48xlarge"
+    assert [workers(gpus, 1), workers(gpus, 8), workers(gpus, 24)] == [4, 2, 0]
+    assert workers(gpus, 8, dataloader_num_workers=1) is None and workers("local", 1) is None
 
 
 def changed(run: Run) -> set[str]:
@@ -163,10 +216,11 @@ def changed(run: Run) -> set[str]:
 
 @pytest.mark.parametrize("model_type", tiny_images.TYPES)
 def test_bf16_recomputed_layers_and_a_restart_change_no_loss(tmp_path: Path, model_type: str) -> None:
-    """Nor does it matter that the tower of one is adapted too."""
+    """Nor does it matter that the tower of one is adapted too, and that another process reads its images."""
     tower = model_type in IMAGE_TOWERS
     settings = {"precision": "bf16", "activation_checkpointing": "full", "save_every_steps": 2, "micro_batch_size": 2}
-    run = prepared(tmp_path, model_type, 20, {"image_tower": tower}, max_steps=4, **settings)
+    workers = {"dataloader_num_workers": int(tower)}
+    run = prepared(tmp_path, model_type, 20, {"image_tower": tower}, trl=workers, max_steps=4, **settings)
     train_here(run)
     whole = curve(run)
     run.paths.record_path("train").unlink()

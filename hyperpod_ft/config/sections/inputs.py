@@ -183,7 +183,7 @@ class Preparation(Section):
     )
     images: bool = Field(
         False,
-        description="Format `chat`: rows have images (engine trl; docs/engines.md).",
+        description="Format `chat`: rows have images (engine trl; docs/methods.md#images).",
     )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
         2048,

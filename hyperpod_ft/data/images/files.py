@@ -1,23 +1,27 @@
 """The file of an image: beside the rows that name it, within a row, or in a data URL; and what is in it."""
 
 import base64
-import binascii
 import io
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyperpod_ft.data.text.example import RowError
+from hyperpod_ft.errors import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_Found = TypeVar("_Found")
 # Those that most have. Pillow reads many more, some with programs of their own.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _DATA_URL = re.compile(r"data:[^,]*;base64,")
 _SHOWN = 60  # characters of a name in a message
+# A few bytes may be an image of many pixels, and a model's processor may enlarge each of many small ones.
+_MOST_PIXELS = 100_000_000  # of a text's images
+_LEAST_PIXELS = 1_000_000  # that each counts as
 
 
 def content(given: Any, folder: Path) -> bytes:
@@ -34,36 +38,61 @@ def content(given: Any, folder: Path) -> bytes:
     if given.startswith("data:"):
         return of_data_url(given)
     if re.match(r"https?://", given):
-        raise RowError("image at a URL", f"{given[:_SHOWN]}; fetch it, and write its path in the dataset")
+        raise RowError("image at a URL", f"{_named(given)}; fetch it, and write its path in the dataset")
     path = Path(given)
     if path.is_absolute() or ".." in path.parts:
-        raise RowError("image whose path leads out of the dataset", given[:_SHOWN])
+        raise RowError("image whose path leads out of the dataset", _named(given))
     try:
         return (folder / path).read_bytes()
-    except OSError as error:
-        raise RowError("image that is not in the dataset", f"{given[:_SHOWN]}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # no file's name has a null character, or half of a surrogate pair
+        why = error.strerror if isinstance(error, OSError) else "no file has such a name"
+        raise RowError("image that is not in the dataset", f"{_named(given)}: {why}") from error
 
 
 def of_data_url(given: Any) -> bytes:
     """The file in `data:image/png;base64,...`. Raises RowError for anything else."""
     start = _DATA_URL.match(given) if isinstance(given, str) else None
     if not start:
-        raise RowError("image that is not a data URL in base64", str(given)[:_SHOWN])
+        raise RowError("image that is not a data URL in base64", _named(str(given)))
     try:
         return base64.b64decode(given[start.end() :], validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise RowError("image whose base64 is damaged", str(error)) from error
 
 
-def opened(file: bytes) -> "Image":
-    """The image in RGB, turned as its EXIF data say. Raises RowError."""
-    from PIL import Image, ImageOps  # noqa: PLC0415 - only such rows need it
+def opened(files: Sequence[bytes]) -> "list[Image]":
+    """The images of a text in RGB, turned as their EXIF data say.
+
+    Raises RowError, for more than 100 megapixels in all before any of them takes memory.
+    """
+    if sum(max(_read(file, _pixels), _LEAST_PIXELS) for file in files) > _MOST_PIXELS:
+        raise RowError("images of more than 100 megapixels in all", "each counts as at least one")
+    return [_read(file, _in_rgb) for file in files]
+
+
+def _named(given: str) -> str:
+    return printable(given[:_SHOWN])
+
+
+def _pixels(image: "Image") -> int:
+    return image.width * image.height
+
+
+def _in_rgb(image: "Image") -> "Image":
+    from PIL import ImageOps  # noqa: PLC0415 - only such rows need it
+
+    return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _read(file: bytes, what: "Callable[[Image], _Found]") -> _Found:
+    """What a function finds in an image, of which nothing but the header has been read. Raises RowError."""
+    from PIL import Image  # noqa: PLC0415
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(file), formats=_FORMATS) as image:
-                return ImageOps.exif_transpose(image).convert("RGB")
+                return what(image)
     except Exception as error:  # a damaged file raises errors of any type
         reason = str(error) if "BytesIO" not in str(error) else f"not one of {', '.join(_FORMATS)}"
         raise RowError("image that cannot be read", reason[:200]) from error

@@ -68,10 +68,12 @@ class ImageReader:
 
     def inputs(self, texts: Sequence[str], images: Sequence[Sequence[bytes]]) -> dict[str, Any]:
         """What the model's `generate` takes, as tensors on the CPU; texts are padded on the left. Raises RowError."""
+        for text, of_text in zip(texts, images, strict=True):
+            self._check(text, of_text)
         return dict(self._processed(texts, images, padding=True, padding_side="left", return_tensors="pt"))
 
     def _processed(self, texts: Sequence[str], images: Sequence[Sequence[bytes]], **options: Any) -> Any:
-        shown = [[files.opened(file) for file in of_text] for of_text in images]
+        shown = [files.opened(of_text) for of_text in images]
         try:
             return self.processor(
                 text=list(texts), images=shown if any(shown) else None, add_special_tokens=False, **options

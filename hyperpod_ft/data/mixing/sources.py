@@ -1,9 +1,9 @@
 """A source of a run's data: its rows become tokens once, and text again where a reader wants to see some."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -115,25 +115,32 @@ def _tokenize(source: TokenizedSource, encoder: Encoder, stream: TokenStream) ->
 
 
 def read(sources: Sequence[TokenizedSource], wanted: Numbers, encoder: Encoder) -> dict[int, ReadExample]:
-    """Examples by their numbers among those of all sources, in the order wanted.
+    """Examples by their numbers among those of all sources, in the order wanted, without the files of their images."""
+    found = {
+        number: replace(one, documents=tuple(map(Example.without_images, one.documents)))
+        for number, one in each(sources, wanted, encoder)
+    }
+    return {number: found[number] for number in wanted.tolist()}
+
+
+def each(sources: Sequence[TokenizedSource], wanted: Numbers, encoder: Encoder) -> Iterator[tuple[int, ReadExample]]:
+    """Each wanted example once, with its number, in ascending order; only those of one raw row are in memory.
 
     No run holds all text in memory, so it is read again.
     """
-    found: dict[int, ReadExample] = {}
     for source in sources:
-        own = wanted[(wanted >= source.first) & (wanted < source.stop)] - source.first
+        own = np.unique(wanted[(wanted >= source.first) & (wanted < source.stop)]) - source.first
         chunk_of = np.searchsorted(source.ends, own, side="right")
         for number in np.unique(chunk_of).tolist():
-            here = np.unique(own[chunk_of == number])
+            here = own[chunk_of == number]
             of_chunk = source.origins_of(number)
             origins = of_chunk[here - (source.ends[number] - len(of_chunk))]
-            ordinals = np.unique(origins[:, 0]).tolist()
-            rows = reading.read(source.directory, source.chunks[number], frozenset(ordinals))
-            read_rows = dict(zip(ordinals, rows, strict=True))  # in the order of the file
-            for example, (ordinal, place) in zip(here.tolist(), origins.tolist(), strict=True):
-                row = read_rows[ordinal]
+            rows = reading.read(source.directory, source.chunks[number], frozenset(origins[:, 0].tolist()))
+            of_rows = groupby(zip(here.tolist(), origins.tolist(), strict=True), lambda one: one[1][0])
+            for row, (_, of_row) in zip(rows, of_rows, strict=True):  # both in the order of the file
                 assert isinstance(row, RawRow)  # it became an example the first time
                 images = encoder.images_of(row, source.directory)
                 made = formats.examples(source.part.dataset, row.values, encoder.tokenizer, images)
-                found[source.first + example] = ReadExample(separated([made], encoder)[0][place], row, source)
-    return {number: found[number] for number in wanted.tolist()}
+                (examples,) = separated([made], encoder)
+                for example, (_, place) in of_row:
+                    yield source.first + example, ReadExample(examples[place], row, source)

@@ -1,6 +1,6 @@
 """Example: a raw row as text, or one of the two documents of a pair."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hyperpod_ft.errors import UserError
@@ -41,6 +41,10 @@ class Example:
     def images(self) -> tuple[bytes, ...]:
         """Those before its last turn."""
         return self.conversation.images_before(self.places[-1]) if self.conversation else ()
+
+    def without_images(self) -> "Example":
+        """The same without the files of its images, which may be much larger than its text."""
+        return replace(self, conversation=replace(self.conversation, images=())) if self.conversation else self
 
 
 class RowError(UserError):

@@ -57,6 +57,7 @@ def examples(
 def _with_images(turn: Example, images: RowImages) -> Example:
     """An answer whose context has the tokens of images; its prompt stays as the chat template wrote it."""
     context, answer = turn.segments
+    images.expanded(answer.text, ())  # a token of images in it would be one too many
     return replace(turn, segments=(replace(context, text=images.expanded(turn.prompt, turn.images)), answer))
 
 

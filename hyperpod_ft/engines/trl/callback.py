@@ -53,6 +53,8 @@ class StepsFollower(TrainerCallback):
         self.checkpoints, self.progress, self.vocabulary = checkpoints, progress, vocabulary
         self.training = checkpoints.task.config.training
         self.stop = 0
+        # of rows, TRL counts those of an attempt; of sampled answers, those over all restarts
+        self._tokens_before = (progress.tokens or 0) if checkpoints.task.config.dataset.images else 0
 
     def follow(self, trainer: Trainer, log: MetricsLog, validation: HeldOutRows | None, signals: Sequence[int]) -> None:
         """To be called before the training begins; the trainer is made with its callbacks.
@@ -94,8 +96,11 @@ class StepsFollower(TrainerCallback):
         sanity.check_finite(step, logs["loss"], logs["grad_norm"])
         others = {name: value for name, value in logs.items() if name not in _NOT_METRICS and value is not None}
         self.progress = self.log.advance(self.progress, logs["loss"], others)
-        if self.training.samples_answers and "num_tokens" in logs:
-            self.progress = replace(self.progress, tokens=int(logs["num_tokens"]))  # of all ranks, over restarts
+        # other rows have the same number of tokens each
+        counts = self.training.samples_answers or self.checkpoints.task.config.dataset.images
+        if counts and "num_tokens" in logs:
+            tokens = self._tokens_before + int(logs["num_tokens"])  # of all ranks
+            self.progress = replace(self.progress, tokens=tokens)
         loss = None
         every, ends = self.training.validate_every_steps, step == state.max_steps
         if self.validation and (ends or (every and step % every == 0)):

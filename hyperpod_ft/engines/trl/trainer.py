@@ -31,7 +31,6 @@ from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer
-from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.prepared import Prompts
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
@@ -42,6 +41,7 @@ from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
 from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator, ScoredPairCollator, UnpairedCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
+from hyperpod_ft.processes import usable_cpus
 
 
 class _MatricesDecay(Trainer):
@@ -94,6 +94,8 @@ _COLLATORS: Mapping[str, type[RowCollator]] = {
     "kto": UnpairedCollator,
     "reward": ScoredPairCollator,
 }
+_WORKERS = "dataloader_num_workers"
+_MOST_WORKERS = 4
 # These prepare the rows that they are made with, and then train on those of their dataset
 _PREPARING = ("dpo", "kto", "reward")
 _UNUSED = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
@@ -132,7 +134,7 @@ def build(
         else:
             further = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
     elif config.dataset.images:
-        collator = ImageCollator(rows, ImageReader.load(task.base_model))
+        collator = ImageCollator(rows, task.base_model)
         further = {"data_collator": collator}
     else:
         # flash attention finds the documents of a batch only where they are one row (transformers)
@@ -145,7 +147,7 @@ def build(
             warnings.simplefilter("ignore")
             trainer = kind(
                 model=model,
-                args=settings(**arguments(config, task.layout.sharding, steps, directory)),
+                args=settings(**image_workers(task), **arguments(config, task.layout.sharding, steps, directory)),
                 train_dataset=_UNUSED if config.training.objective in _PREPARING else order,
                 processing_class=processing,
                 peft_config=adapters,
@@ -165,6 +167,15 @@ def build(
     trainer.train_dataset = order
     trainer.remove_callback(PrinterCallback)  # the kit prints the steps
     return trainer, collator
+
+
+def image_workers(task: TrainingTask) -> dict[str, int]:
+    """How many processes read images for a rank: else its GPU would wait for a CPU before each step."""
+    config = task.config
+    if not (config.dataset.images and config.instance.has_accelerators) or _WORKERS in config.trl:
+        return {}
+    # the threads of the rank itself have CPUs too
+    return {_WORKERS: max(0, min(_MOST_WORKERS, usable_cpus() // task.layout.degrees.ranks_per_node - 1))}
 
 
 def _model(config: RunConfig, directory: Path) -> PreTrainedModel:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
 from hyperpod_ft.stages.stage import perform
+from hyperpod_ft.stages.train import check_data
 from tests.unit import tiny_images
 from tests.unit.stage_runs import finish, make_run
 
+LARGE = tiny_images.data_url(tiny_images.picture(size=(8000, 8000)))
 RED, BLUE = tiny_images.picture("red"), tiny_images.picture("blue", form="JPEG")
 
 
@@ -36,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(base: Path, model: Path, rows: Iterable[Mapping[str, Any]] | pa.Table, **dataset: Any) -> Run:
     """A run whose rows are in a folder of its data, with two pictures beside them."""
     folder = base / "data" / "rows"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if isinstance(rows, pa.Table):
         parquet.write_table(rows, folder / "rows.parquet", row_group_size=1)
     else:
@@ -137,6 +140,18 @@ def test_each_answer_of_a_conversation_is_a_row(tmp_path: Path, model: Path) -> 
         ),
         ({"messages": asked(text("the <|image_pad|>"))}, "writes another number of images: 1, and the row has 0"),
         ({"messages": asked(text("the <|video_pad|>"))}, "text with a token of images"),
+        (
+            {"images": ["red.png"], "messages": asked(IMAGE, answer="fox <|image_pad|> dog")},
+            "writes another number of images: 1, and the row has 0",
+        ),
+        (
+            {"images": ["red\0.png"], "messages": asked(IMAGE)},
+            r"not in the dataset: red\?\.png: no file has such a name",
+        ),
+        ({"images": ["red\ud800.png"], "messages": asked(IMAGE)}, "not in the dataset"),
+        ({"images": ["data:image/png;base64,\u00e9"], "messages": asked(IMAGE)}, "image whose base64 is damaged"),
+        ({"images": [LARGE, LARGE], "messages": asked(IMAGE, IMAGE)}, "more than 100 megapixels in all"),
+        ({"images": ["red.png"] * 101, "messages": asked(*[IMAGE] * 101)}, "more than 100 megapixels in all"),
         ({"messages": asked(text("the \ufdd0"))}, r"text with the character U\+FDD0"),
         (
             {"messages": [*asked(text("the"))[:1], {"role": "assistant", "content": [IMAGE]}], "image": "red.png"},
@@ -148,6 +163,37 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, model: Path, row: di
     good = {"images": ["red.png"], "messages": asked(IMAGE, text("how many"))}
     with pytest.raises(UserError, match=rf"1 of 2 rows cannot be used .* rows/rows\.jsonl:2 .*{says}"):
         prepared(tmp_path, model, [good, row])
+
+
+def test_a_few_pictures_are_in_memory_at_a_time(tmp_path: Path, model: Path) -> None:
+    padding = bytes(4 << 20)  # which decoders do not read
+    for number in range(10):
+        (tmp_path / "data" / "rows").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / "rows" / f"{number}.png").write_bytes(
+            tiny_images.picture("red") + padding + bytes([number])
+        )
+    rows = [{"images": [f"{number}.png"], "messages": asked(IMAGE, text("how many"))} for number in range(10)]
+    tracemalloc.start()
+    run = prepared(tmp_path, model, rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (run.paths.dataset_path / "images.bin").stat().st_size > 10 * len(padding)
+    assert peak < 5 * len(padding)
+
+
+def test_a_picture_that_has_changed_is_not_trained(tmp_path: Path, model: Path) -> None:
+    """All of them are not read before the training, for which accelerators wait; each is checked when it is read."""
+    rows = [{"images": [name], "messages": asked(IMAGE, text("how many"))} for name in ("red.png", "blue.JPG")]
+    run = prepared(tmp_path, model, rows)
+    kept = ImageRows(run.paths.dataset_path / "train")
+    first = int(kept[1][1] == [RED])  # the row whose picture comes first
+    before, other = (kept[row] for row in (first, 1 - first))
+    with (run.paths.dataset_path / "images.bin").open("r+b") as stream:
+        stream.write(b"?")
+    check_data(run.journal)
+    with pytest.raises(UserError, match=r"images\.bin: differs from what stage dataset wrote"):
+        kept[first]
+    assert kept.row(first) == before[0] and kept[1 - first] == other
 
 
 def test_a_row_is_as_long_as_its_images_make_it(tmp_path: Path, model: Path) -> None:
