@@ -96,7 +96,7 @@ def test_first_run(tmp_path: Path) -> None:
 
 def test_preferences(runs: Path) -> None:
     small = "--set training.max_steps=2 --set parallelism.ranks_per_node=1 --set generate.max_new_tokens=4"
-    shorten(runs, f'set -- "$@" --launcher process; [[ $2 != quickstart-dpo ]] || set -- "$@" {small}')
+    shorten(runs, f'[[ $2 != quickstart-dpo ]] || set -- "$@" {small}')
     found = blocks("docs/methods.md", heading="Preferences: DPO")
     first, after = run_blocks("docs/methods.md", found, runs, reader(runs))
     assert "p5.48xlarge" in first
