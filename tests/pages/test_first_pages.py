@@ -99,7 +99,7 @@ def test_preferences(runs: Path) -> None:
     shorten(runs, f'[[ $2 != quickstart-dpo ]] || set -- "$@" {small}')
     found = blocks("docs/methods.md", heading="Preferences: DPO")
     first, after = run_blocks("docs/methods.md", found, runs, reader(runs))
-    assert "p5.48xlarge" in first
+    assert "Wrote dpo.yaml" in first and "p5.48xlarge" in (runs / "dpo.yaml").read_text(encoding="utf-8")
     assert "Nothing to submit" in after
     assert after.count("merged") >= 2
     trained = [json.loads(path.read_text()) for path in runs.glob(".quickstart/runs/*/*/records/train.json")]
