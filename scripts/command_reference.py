@@ -21,7 +21,7 @@ _AWS = ("--region", "--profile")  # on this page: of all commands that call AWS
 _BEGINNING = """# Commands
 
 Run each as `hyperpod-ft COMMAND`. This page has the first sentence of each command's help; `-h` prints all of it.
-Defaults are in parentheses. `hyperpod-ft --install-completion` sets up completion in your shell.
+`hyperpod-ft --install-completion` sets up completion in your shell.
 
 {overview}
 
@@ -122,13 +122,16 @@ _VALUES = {"str": "NAME", "list": "NAME", "path": "PATH", "int": "N", "float": "
 
 
 def _sentences(text: str) -> str:
-    """A parameter's help, with its default in brackets at the end of the first sentence."""
+    """A parameter's help, with its default in a sentence at its end; names and paths are code."""
     text, _, facts = text.partition("  [")
     text = re.sub(r"to copy: .*", "to copy.", text)  # the recipes, which docs/run-file.md lists
     if text[1:] != A_RUN[1:]:
         text = text.replace(A_RUN, "a `RUN`.")
     default = re.search(r"default: \(?([^];)]+)", facts)
-    return f"{text.rstrip('.')} ({default[1].removesuffix('.0')})." if default else text
+    if default is None:
+        return text
+    value = re.sub(r"^[^ 0-9][^ ]*$", r"`\g<0>`", default[1].removesuffix(".0"))
+    return f"{text.rstrip('.')}. Default: {value}."
 
 
 def _shared(commands: Commands, shared: list[tuple[str, str]]) -> Iterator[str]:
@@ -146,7 +149,7 @@ def _help_of_all(text: str, uses: Mapping[tuple[str, ...], Parameter]) -> str:
     (usual, _), *others = Counter(one.help for one in uses.values()).most_common()
     if not others:
         return usual
-    default = {one.help: re.search(r" \(([\d.]+)\)\.$", one.help) for one in uses.values()}
+    default = {one.help: re.search(r" Default: ([\d.]+)\.$", one.help) for one in uses.values()}
     if not all(default.values()):
         return f"{text}."
     exceptions = [
@@ -154,7 +157,7 @@ def _help_of_all(text: str, uses: Mapping[tuple[str, ...], Parameter]) -> str:
         for path, one in uses.items()
         if one.help != usual and (found := default[one.help])
     ]
-    return f"{usual.rstrip(').')}; {', '.join(exceptions)})."
+    return f"{usual.rstrip('.')}; {', '.join(exceptions)}."
 
 
 def _command(

@@ -111,7 +111,12 @@ def init(
         Method | None, typer.Option(help="Train LoRA adapters, or all parameters.", show_default="lora")
     ] = None,
     dataset_format: Annotated[
-        Format | None, typer.Option("--format", help="The dataset's format. Default: recognized from its first rows.")
+        Format | None,
+        typer.Option(
+            "--format",
+            help="The dataset's format. Default: recognized from the first rows of local files, known for some"
+            " datasets of the Hub, otherwise asked for on a terminal.",
+        ),
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="Split of the dataset, or rows of one, such as `train[:90%]`.")

@@ -48,7 +48,9 @@ class Parallelism(Section):
         " context_parallel divides dataset.max_length.",
     )
     ranks_per_node: PositiveInt | None = Field(
-        None, description="Training processes per node. If not set: one per accelerator (logical NeuronCore or GPU)."
+        None,
+        description="Training processes per node. If not set: one per accelerator (logical NeuronCore or GPU); required"
+        " without accelerators.",
     )
     sharding: Literal["auto", "replicated", "zero1", "zero2", "zero3"] = Field(
         "auto",
