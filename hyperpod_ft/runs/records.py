@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.data.images.stored import FILES as IMAGES
+from hyperpod_ft.data.images import FILES as IMAGES
 from hyperpod_ft.digests import file_sha256, files_below
 
 

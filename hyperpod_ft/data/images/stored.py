@@ -17,9 +17,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from hyperpod_ft.data.images import FILES
 from hyperpod_ft.errors import UserError
 
-FILES = "images.bin"
 _ROWS = "images.jsonl"
 _PLACES = "images.npy"
 
