@@ -47,7 +47,8 @@ def main() -> None:
         for tensor in (found.losses, *(found.gradients[name] for name in sorted(found.gradients))):
             dist.all_reduce(tensor)
         if ranks.is_rank_0:
-            differences[directory.name] = found.differs(expected[directory], 1e-5)
+            # the order of sums is another: up to 1e-5 on Intel, 1.6e-5 on AMD
+            differences[directory.name] = found.differs(expected[directory], 2e-5)
     if ranks.is_rank_0:
         out.write_text(json.dumps(differences))
     dist.destroy_process_group()
