@@ -39,7 +39,7 @@ def problem(schema: Mapping[str, Any]) -> str:
 
 
 def _resolve(resource: Any, resolver: Any) -> None:
-    """Look up the references of a schema and of those in it; what is data, such as an enum's, has none."""
+    """Look up the references of a schema and its subschemas, but not in data, such as an enum's."""
     if isinstance(resource.contents, Mapping):
         for key in ("$ref", "$dynamicRef"):
             if isinstance(reference := resource.contents.get(key), str):

@@ -36,7 +36,7 @@ def valid_json(completion: str, follows: Callable[[Any], bool]) -> float:
 
 
 def _math_verify() -> Callable[[str, object], float | None]:
-    """Whether the last number or LaTeX expression of an answer equals the expected one; None if there is none."""
+    """Whether an answer's last number or LaTeX expression equals the expected one; None if that is neither."""
     from math_verify import parse, verify  # noqa: PLC0415
 
     for part in ("parser", "grader"):  # they warn of every call without a timeout; the kit's own ends the process

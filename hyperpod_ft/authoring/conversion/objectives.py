@@ -179,7 +179,7 @@ def _reward(conversion: Conversion, key: str, name: str) -> dict[str, Any]:
     form = f"def {function}(prompt, completion, /, **columns)"
     if not module:
         raise UserError(
-            f"{key}: {name} is none of the kit's functions",
+            f"{key}: the kit has no function {name}",
             f"write it in a file rewards.py, as {form}, and name it rewards.{function}",
         )
     written = Path(*module.split(".")).with_suffix(".py")

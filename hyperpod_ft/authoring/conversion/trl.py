@@ -87,7 +87,7 @@ def objective_of(conversion: Conversion) -> str:
         return "sft"
     if losses <= {*PREFERENCE_LOSSES}:
         return "dpo"
-    raise UserError("loss_type: is none of the losses of sft and dpo", objectives.the_kit_has())
+    raise UserError("loss_type: neither sft nor dpo has this loss", objectives.the_kit_has())
 
 
 def finish(conversion: Conversion, objective: str) -> None:

@@ -27,7 +27,7 @@ class ImageReader:
 
     @classmethod
     def load(cls, model: Path) -> "ImageReader":
-        """Of a model directory. Raises UserError when there is none for images, or Pillow is not installed."""
+        """Of a model directory. Raises UserError if it has no image processor, or Pillow is not installed."""
         from transformers import AutoConfig, AutoImageProcessor  # noqa: PLC0415 - takes seconds to import
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # noqa: PLC0415
 

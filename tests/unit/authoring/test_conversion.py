@@ -276,10 +276,10 @@ def test_axolotl_with_rewards(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("tool", "old", "new", "said"),
     [
-        (GRPO, "rewards.polite", "org/model", "org/model is none of the kit's functions"),
+        (GRPO, "rewards.polite", "org/model", "the kit has no function org/model"),
         (GRPO, "rewards.polite", "mine.polite", r"in mine.py, which is neither here .* write def polite\(prompt, "),
         (GRPO, "rewards.polite", "rewards.rude", r"defines no function rude .*write it as def rude\(prompt, "),
-        (GRPO, "rewards.polite", "get_soft_overlong_punishment", "is none of the kit's functions; write it in"),
+        (GRPO, "rewards.polite", "get_soft_overlong_punishment", r"the kit has no function get_\w+; write it in"),
         (AXOLOTL_GRPO, "./sums.jsonl", "./sums.jsonl\n    type: prompts.make", "type: is a function .* --dataset"),
         (AXOLOTL_GRPO, "  reward_funcs: [rewards.polite]\n", "", r"trl\.reward_funcs: is missing"),
     ],

@@ -100,7 +100,7 @@ def test_a_file_is_read_but_not_executed(tmp_path: Path, text: str | None, says:
 
 
 def test_references_are_looked_up_where_a_schema_has_some(tmp_path: Path) -> None:
-    """Within a schema of another id, by that; data that looks like one is none."""
+    """A subschema with an id of its own has its own references, and data has no references."""
     inner = {"$id": "https://a.b/inner", "$defs": {"c": {"type": "string"}}, "$ref": "#/$defs/c"}
     schema = {"properties": {"inner": inner, "data": {"enum": [{"$ref": "zzz"}]}}}
     assert load(tmp_path, **GRPO | {"reward": [{"function": "json", "json_schema": schema}]}).reward
