@@ -127,7 +127,10 @@ def browser(profile: Path) -> Iterator[Browser]:
         made = _call("POST", url, {"capabilities": {"alwaysMatch": wanted}})
         session = f"{url}/{made['sessionId']}"
         try:
-            yield Browser(session)
+            opened = Browser(session)
+            opened.open("about:blank")  # no request of the first tab's page comes later, in a test's list
+            opened.requests()
+            yield opened
         finally:
             _call("DELETE", session)
     finally:

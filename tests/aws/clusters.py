@@ -215,6 +215,8 @@ class Cluster:
                 self.failure = "Lifecycle scripts did not run successfully."
             else:
                 self.updates[name] = "Succeeded"
+        while self.described != "SystemUpdating":  # as in _update
+            yield 0.01
         self._in_service()
 
     def replace(self, node: Node) -> None:
