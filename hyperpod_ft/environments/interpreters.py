@@ -171,3 +171,13 @@ def check_torch_neuron(python: Path, found: dict[str, Any]) -> None:
     else:
         return
     raise UserError(f"env: {python} {problem}", "set env.python to another interpreter, or leave it out")
+
+
+def check_sharded_experts(python: Path, found: dict[str, Any]) -> None:
+    """Raise UserError unless FSDP2 of the torch that `probe` found takes parameters of several meshes."""
+    torch = found["packages"].get("torch", "0.0")
+    if [int(number) for number in torch.split(".")[:2]] < [2, 12]:
+        raise UserError(
+            f"parallelism.expert_parallel: sharding divided experts needs torch 2.12 or newer, {python} has {torch}",
+            "set env.python to another interpreter, or leave it out; or set parallelism.sharding: replicated",
+        )

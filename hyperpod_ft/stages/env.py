@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from hyperpod_ft.environments.installation import build
-from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
+from hyperpod_ft.environments.interpreters import check_sharded_experts, check_torch_neuron, probe
 from hyperpod_ft.job.node_report import neuron_devices, neuron_ls
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
@@ -43,6 +43,8 @@ def work(run: Run) -> stage.Result:
     print(f"env: {python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
         check_torch_neuron(python, found)
+    if config.parallelism.expert_parallel > 1 and config.parallelism.sharding not in ("replicated", "zero1"):
+        check_sharded_experts(python, found)
     facts: dict[str, Any] = {"interpreter": str(python), **found}
     if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build

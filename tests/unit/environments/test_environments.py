@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.environments import interpreters
 from hyperpod_ft.environments.installation import build
-from hyperpod_ft.environments.interpreters import probe
+from hyperpod_ft.environments.interpreters import check_sharded_experts, probe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS
 from tests.unit.wheels import wheel
@@ -53,3 +54,12 @@ def test_an_interpreter_that_lacks_a_package_is_named(tmp_path: Path) -> None:
         probe(Path(sys.executable), ("no_such_package",), "install it")
     with pytest.raises(UserError, match=r"cannot run .*: No such file"):
         probe(tmp_path / "python", (), "")
+
+
+@pytest.mark.parametrize(("torch", "refused"), [("2.11.0+cu130", True), ("2.12.0", False), ("2.13.0+cpu", False)])
+def test_an_old_torch_does_not_shard_divided_experts(torch: str, refused: bool) -> None:
+    found = {"packages": {"torch": torch}}
+    with (
+        pytest.raises(UserError, match=r"needs torch 2\.12 or newer, /x/python has 2\.11") if refused else nullcontext()
+    ):
+        check_sharded_experts(Path("/x/python"), found)

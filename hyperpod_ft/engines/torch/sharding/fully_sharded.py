@@ -19,7 +19,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, check_replicas, local
 from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Sharding
 
 
@@ -60,14 +59,9 @@ def shard_by_layer(
 
 
 def _placement(mesh: DeviceMesh) -> Any:
-    """What FSDP2 takes for parameters of another mesh, since torch 2.12."""
-    try:
-        from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError(
-            f"parallelism.expert_parallel: sharded experts need torch 2.12, this is {torch.__version__}",
-            "remove env.python, or use a newer torch there",
-        ) from error
+    """What FSDP2 takes for parameters of another mesh, since torch 2.12; stage env refuses an older one."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult  # noqa: PLC0415
+
     return ShardPlacementResult(None, _mesh_info(mesh))
 
 
