@@ -80,7 +80,8 @@ def test_readme_from_the_clone_to_the_tuned_model(readme: tuple[Path, list[str]]
 
 def test_first_run_on_cpus(readme: tuple[Path, list[str]]) -> None:
     """From README's quickstart, which is the page's first step too."""
-    checkout, _ = readme
+    checkout, (printed, _) = readme
+    assert "Next: docs/first-run-cpus.md, from its step 2" in printed
     (checkout / "report.html").unlink()
     page = "docs/first-run-cpus.md"
     quickstart, *found = blocks(page)
@@ -105,7 +106,7 @@ def test_first_run_on_one_machine(runs: Path) -> None:
     shorten(runs, f'set -- "$@" {" ".join(f"--set {change}" for change in small)}')
     for name, program in (("curl", CURL), ("editor", EDITOR)):
         write_program(runs / "bin" / name, program)
-    _, typed = blocks(page, "yaml")
+    (typed,) = blocks(page, "yaml")
     shell = reader(runs) | {"EDITOR": "editor", "TYPED": typed}
     use = use.partition("hyperpod-ft ask")[0]
     _, written, _, trained, used = run_blocks(page, [get, init, edit, train, use], runs, shell)
