@@ -37,7 +37,7 @@ stop() {
   if [[ $status -ne 0 ]]; then "$kit" cancel quickstart >/dev/null 2>&1 || true; fi
   if [[ $launcher == slurm ]]; then "$kit" local down >/dev/null || true; fi
   case $status in
-    0) say "Done, and the private Slurm is stopped. Next: . .venv/bin/activate, and docs/your-own-data.md" ;;
+    0) say "Done, and the private Slurm is stopped. Next: docs/first-run-cpus.md, from its step 2" ;;
     130 | 143) say "Stopped; no job is left running. ./scripts/quickstart.sh resumes from here" ;;
   esac
   exit "$status"

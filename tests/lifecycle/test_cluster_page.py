@@ -1,8 +1,10 @@
-"""docs/first-run.md, typed as for Slurm, once for GPUs and once for Trainium, by a user on the head node of a cluster.
+"""docs/first-run-slurm.md, typed once for GPUs and once for Trainium, by a user on the head node of a cluster.
+
+For GPUs, the home is elsewhere, and the kit is installed as on docs/first-run-gpu.md.
 
 Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
 which brings back this machine's ensurepip; curl, which writes rows like GSM8K's; the package index, which has each
-package of the tests' environment without its files, and uv, which leads to them; hatchling, which packs the same files.
+package of the tests' environment without its files; hatchling, which packs the same files, and a way to those packages.
 The editor types what the page shows. The run that is submitted has a small model and trains on CPUs.
 """
 
@@ -19,30 +21,20 @@ import pytest
 from tests.lifecycle.cluster import USER, Cluster
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS
 from tests.lifecycle.nodes import Node, container
+from tests.pages.blocks import ROOT
 from tests.pages.blocks import blocks as page_blocks
-from tests.pages.reader import CURL, clone
+from tests.pages.reader import CURL, EDITOR, clone
 from tests.unit.wheels import wheel
 
 pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(1800)]
 
-PAGE = "docs/first-run.md"
+PAGE = "docs/first-run-slurm.md"
 ENSUREPIP = Path(f"/usr/lib/python{sysconfig.get_python_version()}/ensurepip")
 PACKAGES = sysconfig.get_path("purelib")
 STAND_INS = Path("/opt/stand-ins")
 APT_GET = f"""\
 #!/bin/sh
 case "$*" in *" python3-venv"*) cp -a {STAND_INS}/ensurepip {ENSUREPIP} ;; esac
-"""
-# Types the YAML that is in $TYPED: a whole run file, or keys of its sections.
-EDITOR = """\
-#!/usr/bin/env python
-import os, sys, yaml
-values, typed = yaml.safe_load(open(sys.argv[1])), yaml.safe_load(os.environ["TYPED"])
-if "name" in typed:
-    values = {}
-for section, keys in typed.items():
-    values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
-yaml.safe_dump(values, open(sys.argv[1], "w"))
 """
 BACKEND = """\
 import zipfile
@@ -56,6 +48,7 @@ def build_wheel(directory, settings=None, metadata=None):
                 archive.write(path, path if top == "hyperpod_ft" else Path("hyperpod_ft", path))
         for file, text in {files!r}.items():
             archive.writestr("hyperpod_ft-{version}.dist-info/" + file, text)
+        archive.writestr("packages-of-the-tests.pth", "{packages}")
     return name
 """
 SMALL = """
@@ -114,8 +107,9 @@ def _write_stand_ins(node: Node) -> None:
         "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "RECORD": "",
     }
-    wheel(index, "hatchling", "1.27.0", {"hatchling/build.py": BACKEND.format(version=kit.version, files=files)})
-    wheel(index, "uv", "0.9.0", {"packages-of-the-tests.pth": f"{STAND_INS}/packages\n"})
+    backend = BACKEND.format(version=kit.version, files=files, packages=f"{STAND_INS}/packages")
+    wheel(index, "hatchling", "1.27.0", {"hatchling/build.py": backend})
+    wheel(index, "uv", "0.9.0", {})
     names = {one.name.lower().replace("_", "-"): one.version for one in metadata.distributions(path=[PACKAGES])}
     for name, version in names.items():
         if name not in ("hyperpod-ft", "pip", "hatchling", "uv"):
@@ -139,20 +133,23 @@ def typed_by_a_user(head: Node, shell: str, instance: str) -> tuple[str, str]:
 
     For GPUs, stages run on this node before the others, as they do where others have no network.
     """
-    install, place, curl, *inits, edit, doctor, plan, _, submit, use, offline = map(without_comments, page_blocks(PAGE))
-    gpus, trainium = page_blocks(PAGE, "yaml")
-    typed = gpus if instance.startswith("p5") else trainium
-    init = inits[-1].replace("p5.48xlarge", instance)
-    install = f"cd ~/hyperpod-ft-src\n{install}"
-    by_root = [line.removeprefix("sudo ").replace("&& sudo ", "&& ") for line in install.splitlines() if "sudo" in line]
-    head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
-    as_user(head, f"{shell}\n" + "\n".join(line for line in install.splitlines() if "sudo" not in line))
+    _, install, get, init, edit, check, offline, submit, use = map(without_comments, page_blocks(PAGE))
+    both, trainium = page_blocks(PAGE, "yaml")
+    typed = both.replace("partition: p5", "partition: trn1")  # the name of the cluster's only nodes
+    if instance.startswith("trn1"):
+        init, typed = init.replace("p5.48xlarge", instance), f"{typed}---\n{trainium}"
+        by_root = [line.replace("sudo ", "") for line in install.splitlines() if "sudo" in line]
+        head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
+        install = "\n".join(line for line in install.splitlines() if "sudo" not in line)
+    else:
+        install = f"{install.splitlines()[0]}\n{without_comments(page_blocks('docs/first-run-gpu.md')[0])}"
+        submit = f"{offline}\n{submit}"
+    as_user(head, f"{shell}\n{install}")
     shell += "\nexport PATH=~/kit/bin:$PATH"
-    as_user(head, f"{shell}\n{place}{curl}{init}{edit}", typed.replace("partition: p5", "partition: trn1"))
+    as_user(head, f"{shell}\n{get}{init}{edit}", typed)
     shell += "\ncd ~/first-run"
-    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", doctor + plan, flags=re.MULTILINE)
+    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
     shown = as_user(head, f"{shell}\n{tolerant}")
-    submit = f"{offline}\n{submit}" if typed == gpus else submit
     return shown, as_user(head, f"{shell}\n$EDITOR run.yaml\n{submit}\n{use}", SMALL)
 
 
@@ -176,9 +173,14 @@ def test_trainium(head: Node) -> None:
 
 
 def test_gpus(head: Node) -> None:
-    """In a home in which nothing was installed. Partition p5 has the name of the cluster's only nodes."""
-    as_user(head, "mkdir ~/second; cp -r ~/hyperpod-ft-src ~/second/")
-    shown, trained = typed_by_a_user(head, "export HOME=~/second", "p5.48xlarge")
+    """In a home of the page's making, in which nothing was installed."""
+    home = f"/fsx/{USER}-second"
+    text = (ROOT / PAGE).read_text(encoding="utf-8").replace("/fsx/DIRECTORY", home)
+    make, use = (re.search(rf"`(?:sudo )?({words} [^`]*{home})`", text) for words in ("install -d", "export"))
+    assert make and use
+    head.run("bash", "-lc", make[1].replace("NAME", USER))
+    as_user(head, f"cp -r ~/hyperpod-ft-src {home}")
+    shown, trained = typed_by_a_user(head, use[1], "p5.48xlarge")
     assert re.search(r"node ip-10-1-0-12 +ok: volume, locks", shown), shown
     assert re.search(r"^ranks +1 x p5.48xlarge, 8 per node = 8", shown, re.MULTILINE), shown
     assert re.search(r"generate +done", trained), trained

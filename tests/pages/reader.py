@@ -19,6 +19,16 @@ with open(sys.argv[2], "w") as file:
         row = dict(question=f"How many clips are {n} and {n}?", answer=f"{n} and {n} are {2 * n}.\\n#### {2 * n}")
         print(json.dumps(row), file=file)
 """
+# Types the YAML that is in $TYPED into a run file: keys of its sections.
+EDITOR = """\
+#!/usr/bin/env python
+import os, sys, yaml
+values = yaml.safe_load(open(sys.argv[1]))
+for typed in yaml.safe_load_all(os.environ["TYPED"]):
+    for section, keys in typed.items():
+        values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
+yaml.safe_dump(values, open(sys.argv[1], "w"))
+"""
 
 
 def environment(home: Path, variables: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""README, docs/first-run.md, methods.md, models.md and slurm.md, typed as they stand.
+"""README, docs/first-run-cpus.md, first-run-gpu.md, methods.md, models.md and install.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout. The other
-pages start from its finished run, and a wrapper shortens what they submit. The first run on Slurm has nodes of its own:
-tests/lifecycle/test_cluster_page.py.
+pages start from its finished run, and a wrapper shortens what some submit. The first run on Slurm, and the installation
+of both pages with accelerators, have nodes of their own: tests/lifecycle/test_cluster_page.py.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages.blocks import ROOT, blocks, run_blocks
-from tests.pages.reader import BIN, CURL, clone, environment
+from tests.pages.reader import BIN, CURL, EDITOR, clone, environment
 from tests.programs import write_program
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(900)]
@@ -71,27 +71,51 @@ def test_readme_from_the_clone_to_the_tuned_model(readme: tuple[Path, list[str]]
     for (_, base, tuned), least in zip(counts, (0.9, 0.8), strict=True):
         assert int(base) == 0 and int(tuned) >= least * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
-    assert "answer" in used, "what is trained"
-    assert "train rows: base 0/2, tuned 2/2" in used and "\nscancel 42\n" in used, used
-    assert re.search(r"generate +done", used), used
+    assert "\n--time=00:45:00\n" in f"\n{used}", used
     (record,) = checkout.glob(".quickstart/runs/quickstart/*/records/train.json")
     facts = json.loads(record.read_text())["facts"]
     assert (facts["tensor_parallel"], facts["data_parallel"], facts["world_size"]) == (2, 2, 4)
     assert (checkout / "report.html").stat().st_size > 10_000
 
 
-def test_first_run(tmp_path: Path) -> None:
-    """On CPUs; where the page has a GPU, only its model and instance type differ."""
-    page = "docs/first-run.md"
-    _, *data, init, _, _, _, _, plan, submit, _, use, _ = blocks(page)
-    shorter = "training.max_steps=2", "dataset.max_length=128", "dataset.overlong=truncate", "generate.max_new_tokens=8"
-    shorten(tmp_path, f'set -- "$@" {" ".join(f"--set {change}" for change in shorter)}')
-    write_program(tmp_path / "bin" / "curl", CURL)
-    *_, written, planned, trained, used = run_blocks(page, [*data, init, plan, submit, use], tmp_path, reader(tmp_path))
-    assert "Wrote run.yaml" in written and re.search(r"^train +run", planned, re.MULTILINE), planned
+def test_first_run_on_cpus(readme: tuple[Path, list[str]]) -> None:
+    """From README's quickstart, which is the page's first step too."""
+    checkout, (printed, _) = readme
+    assert "Next: docs/first-run-cpus.md, from its step 2" in printed
+    (checkout / "report.html").unlink()
+    page = "docs/first-run-cpus.md"
+    quickstart, *found = blocks(page)
+    assert quickstart.endswith(blocks("README.md")[0])
+    _, written, shown, trained, used = run_blocks(page, found, checkout, reader(checkout.parent))
+    assert "Wrote run.yaml" in written
+    assert re.search(r"^\+ completion .*me *$", shown, re.MULTILINE), shown
+    assert re.search(r"^train +run", shown, re.MULTILINE), shown
+    assert "exact answers, train rows: base 0/2, tuned 2/2" in trained, trained
+    assert used.startswith("scancel 42\n"), used
+    assert (checkout / "report.html").stat().st_size > 10_000
+
+
+def test_first_run_on_one_machine(runs: Path) -> None:
+    """Model and instance type of the submitted run are others; its answers are asked for on the page before."""
+    page = "docs/first-run-gpu.md"
+    _, get, init, edit, train, use = blocks(page)
+    small = "cluster.instance_type=local", f"cluster.root={runs}/.quickstart", "env.python=current"
+    small += "model.source=example:tiny-llama", "dataset.max_length=128", "dataset.overlong=truncate"
+    small += "training.max_steps=2", "training.precision=fp32", "parallelism.ranks_per_node=1"
+    small += "generate.max_new_tokens=8", "generate.validation_samples=2", "generate.train_samples=2"
+    shorten(runs, f'set -- "$@" {" ".join(f"--set {change}" for change in small)}')
+    for name, program in (("curl", CURL), ("editor", EDITOR)):
+        write_program(runs / "bin" / name, program)
+    (typed,) = blocks(page, "yaml")
+    shell = reader(runs) | {"EDITOR": "editor", "TYPED": typed}
+    use = use.partition("hyperpod-ft ask")[0]
+    _, written, _, trained, used = run_blocks(page, [get, init, edit, train, use], runs, shell)
+    assert "Wrote run.yaml" in written
+    assert re.search(r"^ranks +1 x g5.xlarge", trained, re.MULTILINE), trained
+    assert re.search(r"^train +run", trained, re.MULTILINE), trained
     assert re.search(r"generate +done", trained), trained
-    assert "report.html" in used
-    assert (tmp_path / "first-run" / "report.html").stat().st_size > 10_000
+    assert "answers by pattern" in used, used
+    assert (runs / "first-run" / "report.html").stat().st_size > 10_000
 
 
 def test_preferences(runs: Path) -> None:
@@ -116,8 +140,8 @@ def test_flan_t5(tmp_path: Path) -> None:
 def test_a_real_slurm_on_one_machine(runs: Path) -> None:
     """Only the answers are new."""
     shorten(runs, 'set -- "$@" --set generate.validation_samples=2')
-    page = "docs/slurm.md"
-    up, down = run_blocks(page, blocks(page, heading="A real Slurm on one machine"), runs, reader(runs))
+    page = "docs/install.md"
+    up, down = run_blocks(page, blocks(page, heading="Slurm"), runs, reader(runs))
     assert re.search(r"generate +done", up), up
     assert "node2" in up
     assert not list((runs / "slurm").glob("*.pid")), down

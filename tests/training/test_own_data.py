@@ -1,10 +1,6 @@
-"""docs/your-own-data.md, followed to the letter: its rows, its YAML and its commands; stages as functions.
-
-tests/pages/test_first_pages.py submits runs to processes, as these commands would.
-"""
+"""docs/your-own-data.md, followed to the letter: its rows, its YAML and its commands; stages as functions."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -33,21 +29,16 @@ def test_the_page_trains_a_newcomers_file(
     capitals = [pair.split() for pair in CAPITALS.split(",")]
     own = [json.dumps({"question": f"What is the capital of {land}?", "answer": city}) for land, city in capitals]
     (tmp_path / "questions.jsonl").write_text("\n".join([rows.strip(), *own, ""]), encoding="utf-8")
-    commands = [shlex.split(line, comments=True)[1:] for block in blocks(PAGE) for line in block.splitlines()]
-    rehearsal, show, plan, submit, logs, cluster = commands
-    for command in (rehearsal, cluster):
-        kit(*command)
-    run_file, on_cluster = (tmp_path / command[command.index("-o") + 1] for command in (rehearsal, cluster))
+    kit("init", "--model", "example:tiny-llama", "--dataset", "./questions.jsonl", "--instance", "local")
+    run_file = tmp_path / "run.yaml"
     sections, _several, pattern = map(yaml.safe_load, blocks(PAGE, "yaml"))
     values = yaml.safe_load(run_file.read_text(encoding="utf-8"))
-    for written in (values, yaml.safe_load(on_cluster.read_text(encoding="utf-8"))):
-        templates = ("source", "format", "prompt_template", "completion_template")
-        assert [written["dataset"][key] for key in templates] == [sections["dataset"][key] for key in templates]
+    templates = ("source", "format", "prompt_template", "completion_template")
+    assert [values["dataset"][key] for key in templates] == [sections["dataset"][key] for key in templates]
     values["dataset"] |= sections["dataset"] | {"max_length": 512}
     values["generate"] |= pattern["generate"]
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")
-    kit(*show)
-    kit(*plan)
+    assert "+ completion" in kit("data", "show", "run.yaml", "--row", "3")
     steps = f"training.max_steps={STEPS}"
     capfd.readouterr()
     run = perform(Run.of(load(run_file, [steps])), jobs.train)
@@ -60,6 +51,5 @@ def test_the_page_trains_a_newcomers_file(
     assert json.loads(rows.splitlines()[0])["question"] in samples["prompts"][0]["prompt"], (
         "init writes the first row's"
     )
-    assert "Nothing to submit" in kit(*submit, "--launcher", "process", "--set", steps)
+    assert "Nothing to submit" in kit("submit", "run.yaml", "--launcher", "process", "--set", steps)
     assert json.loads(kit("status", str(run.paths.directory), "--json"))["state"] == "done"
-    assert logs == ["logs", "dataset"]

@@ -1,43 +1,77 @@
-"""The run files of docs/first-run.md are those that `init` writes, and fit their instances."""
+"""The pages of the first run: what they show of `init`'s run files, what they add, and how the clone is copied."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.new_run import NewRun, new_run
 from hyperpod_ft.config import run_file
 from scripts.memory_table import QWEN3_8B
-from tests.pages.blocks import blocks
+from tests.pages.blocks import ROOT, blocks
+from tests.pages.reader import environment
+from tests.programs import write_program
+
+CPUS, GPU, SLURM = (f"docs/first-run-{place}.md" for place in ("cpus", "gpu", "slurm"))
+QWEN3_06B = QWEN3_8B | {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
+REPOSITORIES = ["https://pip.repos.neuron.amazonaws.com", "https://download.pytorch.org/whl/cpu"]
 
 
-def shown(instance: str) -> dict[str, Any]:
-    """The page's run file; for Trainium, with what differs there."""
-    values, trainium = map(yaml.safe_load, blocks("docs/first-run.md", "yaml"))
-    if instance.startswith("trn1"):
-        for section, keys in trainium.items():
-            values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
-    return dict(values)
+def written(directory: Path, instance: str, model: dict[str, object]) -> Draft:
+    """The run file of `init` for a model that is here, and rows like those of the pages."""
+    (directory / "qwen").mkdir()
+    (directory / "qwen" / "config.json").write_text(json.dumps(model))
+    row = json.dumps({"question": "How many clips are 2 and 2?", "answer": "2 and 2 are 4.\n#### 4"}) + "\n"
+    (directory / "questions.jsonl").write_text(row * 7473)
+    wanted = NewRun(str(directory / "qwen"), str(directory / "questions.jsonl"), instance)
+    return new_run(wanted, directory / "run.yaml")
+
+
+def test_the_page_for_cpus_shows_what_init_writes(tmp_path: Path) -> None:
+    row = json.dumps({"question": "How do I list my jobs?", "answer": "squeue --me"}) + "\n"
+    (tmp_path / "my-data.jsonl").write_text(row * 2)
+    draft = new_run(NewRun("example:tiny-llama", str(tmp_path / "my-data.jsonl"), "local"), tmp_path / "run.yaml")
+    (shown,) = blocks(CPUS, "yaml")
+    assert shown in draft.text()
+
+
+def test_the_page_for_a_gpu_says_what_init_writes(tmp_path: Path) -> None:
+    (memory,) = re.findall(r"`(a step takes[^`]*)`", (ROOT / GPU).read_text(encoding="utf-8"))
+    draft = written(tmp_path, "g5.xlarge", QWEN3_06B)
+    assert " ".join(memory.split()) in draft.text()
+    check_typed(draft, *blocks(GPU, "yaml"))
 
 
 @pytest.mark.parametrize("instance", ["p5.48xlarge", "trn1.32xlarge", "trn2.48xlarge"])
-def test_the_run_file_is_that_of_init(tmp_path: Path, instance: str) -> None:
-    (tmp_path / "qwen").mkdir()
-    (tmp_path / "qwen" / "config.json").write_text(json.dumps(QWEN3_8B))
-    row = json.dumps({"question": "How many clips are 2 and 2?", "answer": "2 and 2 are 4.\n#### 4"}) + "\n"
-    (tmp_path / "questions.jsonl").write_text(row * 7473)
-    wanted = NewRun(str(tmp_path / "qwen"), str(tmp_path / "questions.jsonl"), instance)
-    written = new_run(wanted, tmp_path / "run.yaml").values
-    if instance.startswith("trn2"):
-        assert written["engine"] == "torch" and written["env"] == shown("trn1.32xlarge")["env"]
-        return
-    page = shown(instance)
-    run_file.validate(page, "run.yaml")
-    assert page["model"] == {"source": "Qwen/Qwen3-8B"} and "answer_pattern" in page["generate"]
-    if instance.startswith("trn1"):
-        assert page["training"].pop("activation_checkpointing") == "none"
-    rest = {name: value for name, value in written.items() if name not in ("model", "generate", "name")}
-    assert page == rest | {name: page[name] for name in ("model", "generate", "name")}
-    assert page["name"] == "qwen3-8b-questions-lora"
+def test_the_run_file_fits_a_node_of_a_cluster(tmp_path: Path, instance: str) -> None:
+    draft = written(tmp_path, instance, QWEN3_8B)
+    assert draft.get("env.package_repositories") == (REPOSITORIES if instance.startswith("trn") else None)
+    assert draft.get("engine") == {"p5": "auto", "trn1": "neuron", "trn2": "torch"}[instance.partition(".")[0]]
+    for typed in blocks(SLURM, "yaml"):
+        check_typed(draft, typed)
+
+
+def check_typed(draft: Draft, typed: str) -> None:
+    """What a page adds makes a valid run file."""
+    values = dict(draft.values)
+    for section, keys in yaml.safe_load(typed).items():
+        values[section] = values[section] | keys
+    run_file.validate(values, "run.yaml")
+
+
+def test_the_clone_is_copied_to_the_head_node(tmp_path: Path) -> None:
+    """ssh stands in for itself: its command runs here."""
+    (head_node := tmp_path / "home").mkdir()
+    write_program(tmp_path / "bin" / "ssh", f'cd {head_node}; [[ $1 == HEAD_NODE ]]; bash -c "$2"')
+    subprocess.run(["bash", "-c", blocks(SLURM)[0]], cwd=ROOT, env=environment(tmp_path), check=True)
+    assert (head_node / "hyperpod-ft-src" / "constraints.txt").exists()
