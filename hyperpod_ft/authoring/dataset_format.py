@@ -1,10 +1,11 @@
 """Which format of section `dataset` a dataset has: from its first rows, or from its name on the Hub."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyperpod_ft.config.fields import shortened
@@ -13,6 +14,7 @@ from hyperpod_ft.data import reading, source_files
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.text import conversation as conversations
 from hyperpod_ft.data.text import prompts
+from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError, printable
 
@@ -83,7 +85,7 @@ class LocalFiles:
         below = names_below(path)
         names = source_files.chosen(below, str(path), files, split)
         others = {*source_files.chosen(below, str(path), files, source_files.ALL)}.difference(names)
-        return cls(path, tuple(names), tuple(sorted(others)))
+        return cls(path, tuple(name for name in names if not source_files.is_image(name)), tuple(sorted(others)))
 
     def format(self) -> FoundFormat:
         """The format of the first rows. Raises UserError when there are no rows, or no format fits them all."""
@@ -123,6 +125,26 @@ class LocalFiles:
         listed = printable(", ".join(sorted(unused.names)))
         return [*([f"Columns not used: {listed}."] if listed else []), *stops]
 
+    def image_files(self) -> list[str] | None:
+        """Patterns of `dataset.files` for the images that the first rows name; None if none has an image."""
+        named: list[tuple[str, Any]] = []
+        try:
+            for row in islice(self._rows(), _ROWS):
+                self._read_images(row, named)
+        except _UNREADABLE:
+            return None
+        return sorted(set(filter(None, (_pattern(*one) for one in named)))) if named else None
+
+    def _read_images(self, row: reading.RawRow, named: list[tuple[str, Any]]) -> None:
+        """Add the images of a row to `named`, each with the row's file."""
+
+        def read(image: Any) -> bytes:
+            named.append((row.where.rpartition(":")[0], image))
+            return b""
+
+        with contextlib.suppress(RowError):
+            conversations.of_row(row.values, read)
+
     def count(self, most: int | None) -> int:
         """The raw rows, counted up to `most`, or all; 0 where they cannot be read here."""
         try:
@@ -140,6 +162,16 @@ class LocalFiles:
                 raise FormatUnclearError(
                     f"{name}: reading parquet needs pyarrow, which is not installed here", "pass --format"
                 ) from error
+
+
+def _pattern(file: str, image: Any) -> str:
+    """That of the images in the directory of one that a row of `file` names, or of its type; empty for one in a row."""
+    if isinstance(image, Mapping):
+        image = None if image.get("bytes") else image.get("path")
+    if not isinstance(image, str) or not source_files.is_image(image):
+        return ""
+    beside, path = PurePosixPath(file).parent, PurePosixPath(image)
+    return str(beside / (f"{path.parts[0]}/*" if len(path.parts) > 1 else f"*{path.suffix}"))
 
 
 def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hyperpod_ft.authoring.conversion import objectives, training_arguments
+from hyperpod_ft.authoring.conversion import images, objectives, training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
+    ANY_NUMBER,
     GIVE_DATASET,
     Conversion,
     Rule,
@@ -25,9 +26,7 @@ from hyperpod_ft.errors import UserError
 
 # what is trained when a key is on, beside `rl`
 OTHERS = {
-    "reward_model": "a reward model",
-    "process_reward_model": "a reward model",
-    "processor_type": "on images, sound or video",
+    "process_reward_model": "a model that rewards steps",
     "pretraining_dataset": "on a stream of text",
     "diffusion": "a diffusion model",
     "use_eaft": "with entropy-adaptive fine-tuning",
@@ -39,8 +38,8 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "chat_template.default": {"format": "chat"},
     "alpaca_chat.load_qa": template("question", "answer"),
 }
-# forms of pairs whose rows have prompt, chosen and rejected, or whole conversations
-_PAIRS = re.compile(r"(chatml|llama3)\.(ultra|prompt_pairs|argilla_chat)|chat_template\.argilla_chat|passthrough")
+# forms of preferences whose rows have the fields of the kit's formats, or whole conversations
+_PREFERENCES = re.compile(r"(chatml|llama3)\.(ultra|prompt_pairs|argilla_chat)|chat_template\.argilla_chat|passthrough")
 # fields of rows, and what they are in the kit's format
 _FIELDS: dict[str, dict[str, Any]] = {
     "chat": {
@@ -51,6 +50,15 @@ _FIELDS: dict[str, dict[str, Any]] = {
     },
     "preference": {"field_messages": "prompt", "field_chosen": "chosen", "field_rejected": "rejected"},
 }
+# TRL's names for the settings of its trainers
+_NAMES = {
+    "rl_beta": "beta",
+    "dpo_beta": "beta",
+    "dpo_label_smoothing": "label_smoothing",
+    "kto_desirable_weight": "desirable_weight",
+    "kto_undesirable_weight": "undesirable_weight",
+    "center_rewards_coefficient": "center_rewards_coefficient",
+}
 # the same of ShareGPT's conversations
 _SHAREGPT: dict[str, Any] = {
     "field_messages": "conversations",
@@ -58,7 +66,6 @@ _SHAREGPT: dict[str, Any] = {
     "message_field_content": "value",
     "message_property_mappings": {"role": "from", "content": "value"},
 }
-_ANY_NUMBER = 1_000_000_000  # of rows
 _KERNEL_PLUGIN = re.compile(r"axolotl\.integrations\.(cut_cross_entropy|liger|kernels|expert_parallel|swanlab)\.\w+")
 
 
@@ -86,8 +93,16 @@ def _plugins(conversion: Conversion, key: str) -> None:
 
 
 def _model_type(conversion: Conversion, key: str) -> None:
-    if not str(conversion.values[key]).endswith(("ForCausalLM", "LMHeadModel")):
+    known = ["ForCausalLM", "LMHeadModel"]
+    known += ["ForSequenceClassification"] if conversion.is_on("reward_model") else []
+    known += ["ForConditionalGeneration", "ForImageTextToText"] if conversion.is_on("processor_type") else []
+    if not str(conversion.values[key]).endswith((*known,)):
         conversion.changes[key] = "the kit trains causal language models, and T5"
+
+
+def _labels(conversion: Conversion, key: str) -> None:
+    if conversion.number(key) != 1:
+        conversion.changes[key] = "a reward model has one score"
 
 
 def _chat_template(conversion: Conversion, key: str) -> None:
@@ -116,7 +131,8 @@ def _trl(conversion: Conversion, key: str) -> None:
 
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
-    "base_model_config datasets rl adapter wandb_mode sample_packing micro_batch_size load_in_4bit"
+    "base_model_config datasets rl reward_model freeze_mm_modules adapter wandb_mode sample_packing micro_batch_size"
+    " load_in_4bit"
     " lora_target_modules lora_target_parameters lora_target_linear excess_length_strategy val_set_size"
     " early_stopping_patience shuffle_merged_datasets tokens"
 )
@@ -137,8 +153,9 @@ RULES: Mapping[str, Rule] = {
     "peft_use_dora": switch("lora.dora"),
     "peft_use_rslora": switch("lora.rslora"),
     "loraplus_lr_ratio": number("lora.plus_ratio"),
-    "dpo_beta": number("dpo.beta"),
-    "rl_beta": number("dpo.beta"),
+    "num_labels": _labels,
+    "processor_type": switch("dataset.images"),
+    **dict.fromkeys(("image_size", "image_resize_algorithm"), changes(images.SIZE)),
     "train_on_inputs": switch("dataset.loss_on", "all"),
     "float32": switch("training.precision", "fp32"),
     "bfloat16": training_arguments.RULES["bf16"],
@@ -147,6 +164,7 @@ RULES: Mapping[str, Rule] = {
     "lora_modules_to_save": whole_modules,
     "lora_model_dir": changes("set model.adapter.source to it, or merge it into model.source first"),
     "chat_template": _chat_template,
+    "eot_tokens": changes("turns end as the template of the model's tokenizer writes them"),
     "special_tokens": _special_tokens,
     "plugins": _plugins,
     "trl": _trl,
@@ -154,9 +172,14 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+def rules_of(objective: str) -> Mapping[str, Rule]:
+    return {**RULES, **objectives.named_rules(objective, _NAMES)}
+
+
 def objective_of(conversion: Conversion) -> str:
-    """Raises UserError when the kit does not have what `rl` trains."""
-    objective = objectives.require("rl", str(conversion.values.get("rl") or "sft"))
+    """Raises UserError when the kit does not have what the file trains."""
+    alone = "reward" if conversion.is_on("reward_model") else "sft"
+    objective = objectives.require("rl", str(conversion.values.get("rl") or alone))
     if conversion.values.get("adapter") not in (None, "", "lora", "qlora"):
         raise UserError("adapter: the kit has LoRA, QLoRA and training of all parameters", "use lora, qlora or none")
     return objective
@@ -178,13 +201,13 @@ def finish(conversion: Conversion, objective: str) -> None:
     if known.rewards:
         settings = values.get("trl")
         objectives.set_rewards(conversion, settings if isinstance(settings, dict) else {}, "trl.")
-    training_arguments.set_batch(conversion, "micro_batch_size", 1)
+    training_arguments.set_batch(conversion, "micro_batch_size", 1, known.least_rows)
     packing = "auto" if conversion.is_on("sample_packing") and objective == "sft" else "none"
     if known.format != "prompt":
         strategy = values.get("excess_length_strategy")
         training_arguments.set_packing(conversion, packing, "truncate" if strategy == "truncate" else "drop")
         if strategy not in ("truncate", "raise"):
-            draft.set("dataset.max_bad_rows", _ANY_NUMBER, "axolotl drops rows that are too long, however many")
+            draft.set("dataset.max_bad_rows", ANY_NUMBER, "axolotl drops rows that are too long, however many")
     training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):
         if draft.get("training.validate_every_steps"):
@@ -195,7 +218,7 @@ def finish(conversion: Conversion, objective: str) -> None:
         conversion.changes["shuffle_merged_datasets"] = "rows are always shuffled, by seed"
     draft.default("training.epochs", 1, "axolotl's default")
     draft.default("dataset.max_length", 512, "axolotl's default")
-    if not conversion.dataset_given:
+    if not conversion.dataset:
         _set_dataset(conversion, objective)
     training_arguments.finish(conversion)
 
@@ -230,7 +253,7 @@ def _source(conversion: Conversion, where: str, entry: Mapping[str, Any], object
     source |= conversion.split(f"{where}.split", str(entry.get("split") or "train"))
     kind = entry.get("type")
     keys = _format(conversion, where, entry, objective)
-    if keys is None and not conversion.format_given:
+    if keys is None and not conversion.format:
         raise UserError(f"{where}.type: is not one of the kit's formats", "pass --format")
     source |= keys or {}
     if keys is None or str(kind).startswith(("chatml", "llama3")):
@@ -248,27 +271,36 @@ def _source(conversion: Conversion, where: str, entry: Mapping[str, Any], object
 
 def _format(conversion: Conversion, where: str, entry: Mapping[str, Any], objective: str) -> dict[str, Any] | None:
     """The dataset's format; None if it is another tool's own. Raises UserError for other fields than the kit reads."""
-    dpo, kind = objective == "dpo", str(entry.get("type"))
-    if objectives.OBJECTIVES[objective].format == "prompt":
+    rows, kind = objectives.OBJECTIVES[objective].format, entry.get("type")
+    if rows == "prompt":
         if not is_unset(entry.get("type")):
             raise UserError(
                 f"{where}.type: is a function that makes the rows",
                 "write these, with a prompt and the columns of rewards, to a file, and give it with --dataset",
             )
-        return {"format": "prompt"}
+        return {"format": rows}
+    if rows and isinstance(kind, dict):
+        return {"format": rows} if _names_the_same(kind) else None
+    kind = str(kind)
+    if kind.startswith("bradley_terry"):
+        raise UserError(
+            f"{where}.type: its rows have input, where those of format preference have prompt",
+            "rename the field, and give the new file with --dataset",
+        )
     if kind == "completion":
         conversion.draft.set(
             "dataset.packing", "wrapped", "cuts long texts into rows, as axolotl does, and joins short ones"
         )
         return text_of(str(entry.get("field") or "text"))
-    if dpo:
-        keys = {"format": "preference"} if _PAIRS.fullmatch(kind) or kind.startswith("chat_template") else None
+    if rows:
+        known = _PREFERENCES.fullmatch(kind) or (rows == "preference" and kind.startswith("chat_template"))
+        keys = {"format": rows} if known else None
         fields = {"field_messages": "messages", **entry} if kind == "chat_template.default" else entry
     else:
         keys, fields = _FORMATS.get(kind), entry
     of_format = _FIELDS.get((keys or {}).get("format", ""), {})
     if all(fields.get(field) in (None, name) for field, name in _SHAREGPT.items()) and "field_messages" in fields:
-        of_format = _SHAREGPT if not dpo else of_format
+        of_format = of_format if rows else _SHAREGPT
     for field, name in of_format.items():
         if fields.get(field) not in (None, name):
             raise UserError(
@@ -276,6 +308,15 @@ def _format(conversion: Conversion, where: str, entry: Mapping[str, Any], object
                 "rename the fields of the rows, and give the new file with --dataset",
             )
     return keys
+
+
+def _names_the_same(kind: Mapping[str, Any]) -> bool:
+    """Whether a form of the user's own takes the fields of the kit's format as they are."""
+    for key, value in kind.items():
+        name = key.removeprefix("field_").removesuffix("_format")
+        if key != "field_system" and value not in (None, "", name, f"{{{name}}}"):
+            return False
+    return True
 
 
 def _names(name: Any) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from hyperpod_ft.authoring.conversion import axolotl, llama_factory, objectives, trl
+from hyperpod_ft.authoring.conversion import axolotl, images, llama_factory, objectives, trl
 from hyperpod_ft.authoring.conversion.foreign_file import GIVE_DATASET, Conversion, Rule, convert_keys, read
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.new_run import (
@@ -26,26 +26,26 @@ from hyperpod_ft.planning.engine_rules import limits_of
 class _Tool:
     name: str
     keys: frozenset[str]  # that only its files have
-    rules: Mapping[str, Rule]
+    rules_of: Callable[[str], Mapping[str, Rule]]  # of an objective
     others: Mapping[str, str]  # of keys whose files train something else than the kit does
     objective_of: Callable[[Conversion], str]  # raises UserError if the kit does not have it
     finish: Callable[[Conversion, str], None]
-    dpo: str  # what makes a file one for DPO
+    for_pairs: str  # what makes a file one for DPO, or for a reward model
 
 
-def _tool(name: str, keys: set[str], module: ModuleType, dpo: str) -> _Tool:
-    return _Tool(name, frozenset(keys), module.RULES, module.OTHERS, module.objective_of, module.finish, dpo)
+def _tool(name: str, keys: set[str], module: ModuleType, for_pairs: str) -> _Tool:
+    return _Tool(name, frozenset(keys), module.rules_of, module.OTHERS, module.objective_of, module.finish, for_pairs)
 
 
 _TOOLS = (
-    _tool("axolotl", {"base_model"}, axolotl, "rl: dpo"),
+    _tool("axolotl", {"base_model"}, axolotl, "for DPO add rl: dpo, for a reward model reward_model: true"),
     _tool(
         "LLaMA-Factory",
         {"stage", "finetuning_type", "cutoff_len", "lora_rank", "lora_target"},
         llama_factory,
-        "stage: dpo",
+        "for DPO set stage: dpo, for a reward model stage: rm",
     ),
-    _tool("TRL", {"model_name_or_path"}, trl, "beta: 0.1"),
+    _tool("TRL", {"model_name_or_path"}, trl, "for DPO add beta: 0.1, for a reward model lora_task_type: SEQ_CLS"),
 )
 
 
@@ -74,25 +74,22 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
             "give a file with base_model or model_name_or_path",
         )
     draft = Draft()
-    conversion = Conversion(draft, values, path, supplement.dataset is not None, supplement.format is not None)
+    conversion = Conversion(draft, values, path, supplement.dataset, supplement.format)
     try:
         objective = _objective(conversion, tool)
-        of_trainer = objectives.trl_rules(objective) if tool.name == "TRL" else {}
-        convert_keys(conversion, {**tool.rules, **of_trainer})
+        convert_keys(conversion, tool.rules_of(objective))
         objectives.set_objective(conversion, objective)
         tool.finish(conversion, objective)
-        _set_sources(conversion, supplement, objective, output)
+        _set_sources(conversion, supplement, objective, output, rows_tell=tool.name == "TRL")
         listed = draft.get("dataset.sources") or [{"format": draft.get("dataset.format")}]
         preferences = any(one.get("format") == "preference" for one in listed)
-        if preferences and draft.get("training.objective") != "dpo":
-            raise UserError(
-                "has a preference dataset but no DPO settings; files of reward models are not converted",
-                f"if it is for DPO, add {tool.dpo}",
-            )
+        if preferences and not draft.get("training.objective"):
+            raise UserError("has a preference dataset, but does not say what it trains", tool.for_pairs)
+        if tool.name == "TRL":
+            trl.finish_with_format(conversion)
+        images.finish(conversion, objective)
     except UserError as error:
         raise UserError(f"{path}: {error.problem}", error.remedy) from error
-    if tool.name == "TRL":
-        trl.finish_with_format(conversion)
     _drop_what_has_no_effect(conversion)
     set_cluster(draft, instance_of(supplement.instance_type), supplement.nodes)
     name_run(draft)
@@ -111,7 +108,9 @@ def _objective(conversion: Conversion, tool: _Tool) -> str:
     return tool.objective_of(conversion)
 
 
-def _set_sources(conversion: Conversion, supplement: Supplement, objective: str, output: Path) -> None:
+def _set_sources(
+    conversion: Conversion, supplement: Supplement, objective: str, output: Path, *, rows_tell: bool
+) -> None:
     draft = conversion.draft
     for reward in draft.get("reward") or ():
         file, _, function = reward["function"].rpartition(":")
@@ -126,11 +125,14 @@ def _set_sources(conversion: Conversion, supplement: Supplement, objective: str,
     if several and supplement.format:
         several = [one | {"format": supplement.format} for one in several]
     if several:
-        set_datasets(draft, [one | {"source": _found(conversion, one["source"])} for one in several], output)
+        several = [one | {"source": _found(conversion, one["source"])} for one in several]
+        set_datasets(draft, [images.with_files(draft, one, rows_tell=rows_tell) for one in several], output)
         return
     if not dataset:
         raise UserError("names no dataset", GIVE_DATASET)
-    found = _found(conversion, dataset)
+    selected = draft.values.get("dataset", {}) | {"source": _found(conversion, dataset)}
+    draft.values["dataset"] |= images.with_files(draft, selected, rows_tell=rows_tell)
+    found = str(draft.get("dataset.source"))
     known = supplement.format or draft.values.get("dataset", {}).pop("format", None)
     known = known or objectives.OBJECTIVES[objective].format
     if known == "preference" and not supplement.format and Path(found).exists():
@@ -151,7 +153,6 @@ def _drop_what_has_no_effect(conversion: Conversion) -> None:
     objective = draft.get("training.objective") or "sft"
     for section, is_used, reason in (
         ("lora", draft.get("training.method") == "lora", "has no effect when all parameters are trained"),
-        ("dpo", objective == "dpo", "has no effect without preferences"),
     ):
         for key in () if is_used else draft.values.pop(section, {}):
             conversion.housekeeping[f"{section}.{key}"] = reason
@@ -176,7 +177,7 @@ def _drop_what_the_engine_lacks(conversion: Conversion) -> None:
             limits_of("trl").check_settings(config)
         except UserError as error:
             key, _, reason = error.problem.partition(": ")
-            if "." not in key or not draft.drop(key):
+            if "." not in key or key == "training.method" or not draft.drop(key):
                 raise
             conversion.changes[key] = reason
         else:

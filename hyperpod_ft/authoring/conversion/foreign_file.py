@@ -20,6 +20,7 @@ from hyperpod_ft.errors import UserError, did_you_mean, printable
 
 _SECRET = re.compile(r"(^|_)(token|api_?key|secret|password|credentials?|access_key(_id)?)$", re.IGNORECASE)
 GIVE_DATASET = "give one with --dataset"
+ANY_NUMBER = 1_000_000_000  # of rows
 _ENDS = ("embed_tokens", "lm_head")
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 
@@ -31,8 +32,8 @@ class Conversion:
     draft: Draft
     values: Mapping[str, Any]  # of the other file
     file: Path
-    dataset_given: bool = False  # --dataset takes the place of the file's
-    format_given: bool = False
+    dataset: str | None = None  # --dataset takes the place of the file's
+    format: str | None = None  # --format
     changes: dict[str, str] = field(default_factory=dict)  # what changes the training: why, by key
     housekeeping: dict[str, str] = field(default_factory=dict)  # what does not
 
@@ -61,10 +62,7 @@ class Conversion:
     def set_sources(self, described: Sequence[Mapping[str, Any]]) -> None:
         """Set the sources of the data, each by its keys of section dataset; --format takes the place of formats."""
         formats = ("format", "prompt_template", "completion_template")
-        kept = [
-            {key: value for key, value in one.items() if not (self.format_given and key in formats)}
-            for one in described
-        ]
+        kept = [{key: value for key, value in one.items() if not (self.format and key in formats)} for one in described]
         if len(kept) == 1:
             for key, value in kept[0].items():
                 self.draft.set(f"dataset.{key}", value)
@@ -185,6 +183,15 @@ def changes(reason: str) -> Rule:
 
     def rule(conversion: Conversion, key: str) -> None:
         conversion.changes[key] = reason
+
+    return rule
+
+
+def housekeeping(reason: str) -> Rule:
+    """A key that changes nothing about the training."""
+
+    def rule(conversion: Conversion, key: str) -> None:
+        conversion.housekeeping[key] = reason
 
     return rule
 

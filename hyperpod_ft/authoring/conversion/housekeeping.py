@@ -29,7 +29,7 @@ _HOUSEKEEPING = {
     ),
     "is taken from the model's own files": (
         "tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy is_llama_derived_model"
-        " is_mistral_derived_model is_falcon_derived_model lora_fan_in_fan_out lora_task_type pad_token"
+        " is_mistral_derived_model is_falcon_derived_model lora_fan_in_fan_out pad_token"
     ),
     "a vocabulary without room grows to a multiple of 64 rows, which begin at the mean of the others": (
         "resize_vocab resize_token_embeddings_to_32x mean_resizing_embeddings"
@@ -43,6 +43,8 @@ _HOUSEKEEPING = {
     "one seed is for everything": "data_seed",
     "training.sanity_steps stops a run that diverges": "loss_watchdog_threshold loss_watchdog_patience",
     "the kit's DPO always computes the reference once, before the training": "precompute_ref_log_probs",
+    "stage dataset prepares the rows, once": "skip_prepare_dataset",
+    "rows of video or sound are refused": "use_audio_in_video audio_sampling_rate",
     "has no counterpart": (
         "debug strict ds_type gradient_checkpointing_kwargs use_bnb_nested_quant bnb_4bit_quant_storage"
     ),
@@ -58,6 +60,7 @@ _BY_PREFIX = {
         ("use_kernels", "liger_ flash_ flex_attn_"),
         ("dataset_num_proc", "dataloader_"),
         ("use_vllm", "vllm_"),
+        ("use_audio_in_video", "video_"),
     )
     for prefix in prefixes.split()
 }

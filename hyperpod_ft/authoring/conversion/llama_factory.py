@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.authoring.conversion import objectives, training_arguments
+from hyperpod_ft.authoring.conversion import images, objectives, training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
     GIVE_DATASET,
     Conversion,
@@ -23,11 +23,17 @@ from hyperpod_ft.errors import UserError
 
 # what a file is for when a key is on, beside `stage`
 OTHERS = {
-    **dict.fromkeys(("image_max_pixels", "video_max_pixels", "freeze_vision_tower"), "on images, sound or video"),
     "use_asft_loss": "with anchored fine-tuning",
     "use_eaft_loss": "with entropy-adaptive fine-tuning",
 }
 _STAGES = {"pt": "sft", "rm": "reward"}  # by the objective's name, where the tool has another
+# TRL's names for the settings of its trainers
+_NAMES = {
+    "pref_beta": "beta",
+    "dpo_label_smoothing": "label_smoothing",
+    "kto_chosen_weight": "desirable_weight",
+    "kto_rejected_weight": "undesirable_weight",
+}
 _PAIR_LOSSES = (None, "sigmoid", "hinge", "ipo")  # by TRL's names
 _MIXED = "an epoch has every example once; parts of it are the weights of dataset.sources"
 
@@ -37,15 +43,22 @@ def _mix(conversion: Conversion, key: str) -> None:
         conversion.changes[key] = _MIXED
 
 
+# what changes training on images, which the datasets tell
+_OF_IMAGES = {
+    **dict.fromkeys(("image_max_pixels", "image_min_pixels", "image_do_pan_and_scan", "crop_to_patches"), images.SIZE),
+    "freeze_language_model": "adapters are in the language model (lora.image_tower adds the part that reads images)",
+    "media_dir": "images are looked for beside the rows: put both into one directory",
+}
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
     "stage finetuning_type dataset dataset_dir max_samples val_size packing neat_packing"
     " per_device_train_batch_size lora_target quantization_bit quantization_method pref_loss template"
     " disable_gradient_checkpointing add_tokens add_special_tokens new_special_tokens"
+    " freeze_vision_tower freeze_multi_modal_projector"
 )
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
-    **dict.fromkeys(_READ_ELSEWHERE.split(), used),
+    **dict.fromkeys((*_READ_ELSEWHERE.split(), *_OF_IMAGES), used),
     "model_name_or_path": text("model.source"),
     "model_revision": text("model.revision"),
     "eval_dataset": changes("set dataset.validation_source, or dataset.validation_share"),
@@ -61,8 +74,6 @@ RULES: Mapping[str, Rule] = {
     "use_rslora": switch("lora.rslora"),
     "use_dora": switch("lora.dora"),
     "loraplus_lr_ratio": number("lora.plus_ratio"),
-    "pref_beta": number("dpo.beta"),
-    "dpo_label_smoothing": number("dpo.label_smoothing"),
     "mix_strategy": _mix,
     "interleave_probs": changes(_MIXED),
     "adapter_name_or_path": changes("set model.adapter.source to it, or merge it into model.source first"),
@@ -74,12 +85,21 @@ _ALPACA = ("instruction", "input", "output")
 _OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 _SHAREGPT_TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
 _SHARED = ("system", "tools")  # columns that belong to messages, under these names
+# columns of preferences, by the kit's format
+_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
+    "preference": {"prompt": "prompt", "query": None, "chosen": "chosen", "rejected": "rejected"},
+    "unpaired-preference": {"prompt": "prompt", "query": None, "response": "completion", "kto_tag": "label"},
+}
+
+
+def rules_of(objective: str) -> Mapping[str, Rule]:
+    return {**RULES, **objectives.named_rules(objective, _NAMES)}
 
 
 def objective_of(conversion: Conversion) -> str:
     """Raises UserError when the kit does not have what the file trains."""
     values = conversion.values
-    stage = str(values.get("stage", "sft"))
+    stage = _stage(conversion)
     objective = objectives.require("stage", _STAGES.get(stage, stage))
     if str(values.get("finetuning_type", "lora")) not in ("lora", "full"):
         raise UserError("finetuning_type: the kit has LoRA and training of all parameters", "use lora or full")
@@ -90,10 +110,14 @@ def objective_of(conversion: Conversion) -> str:
     return objective
 
 
+def _stage(conversion: Conversion) -> str:
+    return str(conversion.values.get("stage", "sft"))
+
+
 def finish(conversion: Conversion, objective: str) -> None:
     """What needs more than one key, and LLaMA-Factory's defaults."""
-    draft, values = conversion.draft, conversion.values
-    stage = str(values.get("stage", "sft"))
+    draft, values, stage = conversion.draft, conversion.values, _stage(conversion)
+    known = objectives.OBJECTIVES[objective]
     full = values.get("finetuning_type") == "full"
     draft.set("training.method", "full" if full else "lora")
     if not full:
@@ -112,7 +136,7 @@ def finish(conversion: Conversion, objective: str) -> None:
     draft.default("dataset.max_length", 2048)
     if not conversion.is_on("disable_gradient_checkpointing"):
         draft.default("training.activation_checkpointing", "full", "LLaMA-Factory's default")
-    training_arguments.set_batch(conversion, "per_device_train_batch_size", 8)
+    training_arguments.set_batch(conversion, "per_device_train_batch_size", 8, known.least_rows)
     neat = conversion.is_on("neat_packing")
     # packing is the default of pre-training
     packed = neat or conversion.is_on("packing") or (stage == "pt" and values.get("packing") is None)
@@ -120,10 +144,11 @@ def finish(conversion: Conversion, objective: str) -> None:
         conversion.changes["packing"] = "examples of a row do not attend to one another"
     training_arguments.set_packing(conversion, ("wrapped" if stage == "pt" else "auto") if packed else "none")
     training_arguments.set_validation_share(conversion, "val_size")
-    if conversion.dataset_given:
+    if conversion.dataset:
         conversion.set_sources([{"format": "text"} if stage == "pt" else {}])
     else:
-        _set_dataset(conversion, stage)
+        _set_dataset(conversion, stage, known.format)
+    _set_images(conversion)
     training_arguments.finish(conversion)
 
 
@@ -142,8 +167,19 @@ def _set_lora(conversion: Conversion) -> None:
         conversion.changes["quantization_bit"] = "the kit keeps a frozen model in bf16, or in 4 bits"
 
 
-def _set_dataset(conversion: Conversion, stage: str) -> None:
-    """The datasets, as dataset_info.json describes them."""
+def _set_images(conversion: Conversion) -> None:
+    """What changes training on images; nothing without any."""
+    on_images, values = conversion.draft.get("dataset.images"), conversion.values
+    for key, reason in _OF_IMAGES.items():
+        if not is_unset(values.get(key)):
+            named = conversion.changes if on_images else conversion.housekeeping
+            named[key] = reason if on_images else "has no effect without images"
+    if on_images and "freeze_vision_tower" in values and not conversion.is_on("freeze_vision_tower"):
+        conversion.draft.set("lora.image_tower", True, "from freeze_vision_tower")
+
+
+def _set_dataset(conversion: Conversion, stage: str, rows: str | None) -> None:
+    """The datasets, as dataset_info.json describes them. `rows`: their format, which no other objective has."""
     named = conversion.values.get("dataset")
     names = [str(name).strip() for name in (named if isinstance(named, list) else str(named or "").split(","))]
     if names == [""]:
@@ -161,7 +197,9 @@ def _set_dataset(conversion: Conversion, stage: str) -> None:
         file = "" if entry.get("hf_hub_url") else str(entry.get("file_name") or "")
         elsewhere = str(entry.get("hf_hub_url") or entry.get("cloud_file_name") or "")
         source = {"source": str(directory / file) if file else elsewhere}
-        sources.append(source | conversion.split("dataset", split) | _format(entry, stage))
+        sources.append(source | conversion.split("dataset", split) | _format(entry, stage, rows))
+        if "images" in _columns(entry):
+            conversion.draft.set("dataset.images", True)
     conversion.set_sources(sources)
     for key in sorted({key for entry in entries for key in ("subset", "folder", "num_samples") if entry.get(key)}):
         conversion.changes[f"dataset_info.json: {key}"] = "has no counterpart: choose files with dataset.files"
@@ -185,8 +223,10 @@ def _described(conversion: Conversion, info: Path, names: Sequence[str]) -> list
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"dataset: {path} does not describe it ({type(error).__name__})", GIVE_DATASET) from error
     for name, entry in zip(names, entries, strict=True):
-        if media := {"images", "videos", "audios"} & _columns(entry).keys():
-            raise UserError(f"dataset: {name} has {min(media)}; the kit trains on text", GIVE_DATASET)
+        if media := {"videos", "audios"} & _columns(entry).keys():
+            raise UserError(f"dataset: {name} has {min(media)}; the kit trains on text and images", GIVE_DATASET)
+        if _columns(entry).get("images") not in (None, "image", "images"):
+            raise _other_rows("images in a column images")
         if _leaves_out(entry, "tools"):
             raise UserError(f"dataset: {name}: its tools are not in a column tools of conversations", GIVE_DATASET)
         if not (entry.keys() & {"file_name", "hf_hub_url"} or str(entry.get("cloud_file_name")).startswith("s3://")):
@@ -205,18 +245,19 @@ def _columns(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return columns if isinstance(columns, dict) else {}
 
 
-def _format(entry: Mapping[str, Any], stage: str) -> dict[str, Any]:
+def _format(entry: Mapping[str, Any], stage: str, rows: str | None) -> dict[str, Any]:
     """The dataset's format. Raises UserError for rows that the kit does not read."""
     columns, shared = _columns(entry), entry.get("formatting", "alpaca") != "alpaca"
     if stage == "pt":
         if not columns.get("prompt"):
             raise _other_rows("text")
         return text_of(str(columns["prompt"]))
-    if stage == "dpo":
-        pairs = {key: columns.get(key) for key in ("prompt", "query", "chosen", "rejected")}
-        if shared or pairs != {"prompt": "prompt", "query": None, "chosen": "chosen", "rejected": "rejected"}:
-            raise _other_rows("prompt, chosen and rejected")
-        return {"format": "preference"}
+    if rows:
+        wanted = _COLUMNS[rows]
+        if shared or {key: columns.get(key) for key in wanted} != wanted:
+            *names, last = filter(None, wanted.values())
+            raise _other_rows(f"{', '.join(names)} and {last}")
+        return {"format": rows}
     if shared:
         usual, named = (
             ("messages", _OPENAI_TAGS) if entry["formatting"] == "openai" else ("conversations", _SHAREGPT_TAGS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, changes, number, text, used
+from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, changes, housekeeping, number, text, used
 from hyperpod_ft.config import reward_signature
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import SETTINGS, Values
@@ -24,6 +24,7 @@ class KnownObjective:
     learning_rate: float  # TRL's default
     format: str | None = None  # of its rows, which no other objective has
     validates: bool = True
+    least_rows: int = 1  # of a forward pass
     rewards: bool = False  # whether functions score its answers
     rules: Mapping[str, Rule] = field(default_factory=dict)  # of TRL's keys that are keys of a run file
     defaults: Mapping[str, Any] = field(default_factory=dict)  # TRL's, where the kit's differ
@@ -48,17 +49,30 @@ _OF_REWARDS: Mapping[str, Rule] = {
     **dict.fromkeys(("reward_funcs", "reward_weights"), used),
     "reward_model_name_or_path": changes("rewards are functions: the kit asks no reward model"),
 }
+_OF_PREFERENCES: Mapping[str, Rule] = dict.fromkeys(
+    ("max_prompt_length", "max_completion_length"), changes(_ONE_LENGTH)
+)
 OBJECTIVES: Mapping[str, KnownObjective] = {
     "sft": KnownObjective(2e-5, rules={"max_completion_length": changes(_ONE_LENGTH)}),
     "dpo": KnownObjective(
         1e-6,
         "preference",
         rules={
+            **_OF_PREFERENCES,
             "beta": number("dpo.beta"),
             "label_smoothing": number("dpo.label_smoothing"),
-            **dict.fromkeys(("max_prompt_length", "max_completion_length"), changes(_ONE_LENGTH)),
         },
     ),
+    "kto": KnownObjective(
+        1e-6,
+        "unpaired-preference",
+        least_rows=2,
+        rules={
+            **_OF_PREFERENCES,
+            **{key: number(f"kto.{key}") for key in ("beta", "desirable_weight", "undesirable_weight")},
+        },
+    ),
+    "reward": KnownObjective(1e-4, "preference", rules=_OF_PREFERENCES),
     "grpo": KnownObjective(
         1e-6,
         "prompt",
@@ -111,6 +125,12 @@ def trl_rules(objective: str) -> dict[str, Rule]:
     common = {name for name in settings if all(of.get(name) == settings[name] for of in SETTINGS.values())}
     of_section = {name: _setting(settings[name]) for name in settings if name not in common}
     return of_section | dict(OBJECTIVES[objective].rules)
+
+
+def named_rules(objective: str, names: Mapping[str, str]) -> dict[str, Rule]:
+    """The same by another tool's names for some of TRL's keys: `names` has TRL's by its own."""
+    rules, otherwise = trl_rules(objective), housekeeping(f"has no effect with objective {objective}")
+    return {key: rules.get(name, otherwise) for key, name in names.items()}
 
 
 def _setting(kind: Values) -> Rule:

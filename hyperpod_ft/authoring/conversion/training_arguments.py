@@ -135,11 +135,16 @@ def _set_warmup(conversion: Conversion) -> None:
         )
 
 
-def set_batch(conversion: Conversion, micro_key: str, default: int) -> None:
-    """The batch of a device, which stays the same on other instances as far as their memory allows."""
-    micro = conversion.number(micro_key, default)
+def set_batch(conversion: Conversion, micro_key: str, default: int, least: int) -> None:
+    """The batch of a device, which stays the same on other instances as far as their memory allows.
+
+    `least`: the rows that a forward pass must have.
+    """
+    micro, accumulated = conversion.number(micro_key, default), conversion.number("gradient_accumulation_steps", 1)
+    if micro < least:
+        conversion.changes[micro_key] = f"a forward pass needs {least} rows, which are compared; fewer are accumulated"
+        micro, accumulated = least, max(1, micro * accumulated // least)
     conversion.draft.set("training.micro_batch_size", micro)
-    accumulated = conversion.number("gradient_accumulation_steps", 1)
     conversion.draft.set("training.gradient_accumulation_steps", accumulated)
 
 

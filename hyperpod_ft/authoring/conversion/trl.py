@@ -1,9 +1,10 @@
-"""TRL's configuration: the file of `trl sft --config`, `trl dpo --config` or `trl grpo --config`.
+"""TRL's configuration: the file of `trl sft --config`, `trl kto --config` and others.
 
 Defaults: those of trl/trainer/sft_config.py and its like of TRL 1, which differ from transformers' own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hyperpod_ft.authoring.conversion import objectives, training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
@@ -18,7 +19,9 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     used,
     whole_modules,
 )
-from hyperpod_ft.authoring.dataset_format import text_of
+from hyperpod_ft.authoring.dataset_format import LocalFiles, text_of
+from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data.source_files import ALL
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import PREFERENCE_LOSSES, SETTINGS
 
@@ -26,7 +29,7 @@ _TOKENIZER = "is taken from the model's own files"
 _DTYPE = "a frozen model is in bf16, a trained one in fp32 and bf16 (training.precision)"
 OTHERS: Mapping[str, str] = {}
 # What a file is for, by keys that others do not have, the first that is there: it does not say. Those of GRPO are those
-# of RLOO too.
+# of RLOO too, and some of DPO's those of KTO.
 _OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     "kto": ("desirable_weight", "undesirable_weight"),
     "reward": ("center_rewards_coefficient",),
@@ -43,13 +46,16 @@ _OBJECTIVES: Mapping[str, tuple[str, ...]] = {
         *("label_smoothing", "ld_alpha", "loss_weights", "use_weighting", "sync_ref_model", "rpo_alpha"),
     ),
 }
-_NO_SETTING = ("nll", "chunked_nll", "sigmoid", ["sigmoid"])  # losses that are defaults
+_BY_NAMES = ("dpo", "kto", "reward")  # objectives whose keys tell them whatever their values are
+_OF_KTO_TOO = ("beta", "precompute_ref_log_probs", "max_prompt_length", "sync_ref_model")
+_KTO_LOSSES = ("kto", "apo_zero_unpaired")
+_NO_SETTING = ("nll", "chunked_nll", "sigmoid", ["sigmoid"], "kto")  # losses that are defaults
 
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
     "dataset_name datasets dataset_train_split dataset_text_field per_device_train_batch_size truncation_mode"
     " packing packing_strategy completion_only_loss assistant_only_loss use_peft lora_target_modules"
-    " lora_target_parameters load_in_4bit bnb_4bit_quant_type"
+    " lora_target_parameters load_in_4bit bnb_4bit_quant_type lora_task_type"
 )
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
@@ -75,19 +81,54 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+def rules_of(objective: str) -> Mapping[str, Rule]:
+    return {**RULES, **objectives.trl_rules(objective)}
+
+
 def objective_of(conversion: Conversion) -> str:
     """Raises UserError when the file is for an objective, or has a loss, that the kit does not have."""
+    told = _told(conversion.values, conversion.is_on)
+    if told not in ("sft", "dpo"):
+        return told
+    rows = _rows(conversion)
+    if rows == "unpaired-preference":
+        return "kto"
+    of_dpo = {key for key in ("loss_type", *_OBJECTIVES["dpo"]) if key in conversion.values}
+    if told == "dpo" and rows is None and of_dpo <= {*_OF_KTO_TOO}:
+        conversion.changes[min(of_dpo)] = "could also be of `trl kto`: for that, pass --format unpaired-preference"
+    return told
+
+
+def _told(values: Mapping[str, Any], is_on: Callable[[str], bool]) -> str:
+    """The objective by the keys of the file."""
+    loss = values.get("loss_type")
+    losses = set(map(str, loss if isinstance(loss, list) else [loss]))
+    if losses <= {*_KTO_LOSSES}:
+        return "kto"
     for objective, keys in _OBJECTIVES.items():
         for key in keys:
-            if conversion.is_on(key) or (objective == "dpo" and key in conversion.values):
+            if is_on(key) or (objective in _BY_NAMES and key in values):
                 return objectives.require(key, objective)
-    loss = conversion.values.get("loss_type")
-    losses = set(map(str, loss if isinstance(loss, list) else [loss]))
+    if values.get("lora_task_type") == "SEQ_CLS":
+        return "reward"
     if is_unset(loss) or losses <= {"nll", "chunked_nll", "dft"}:
         return "sft"
     if losses <= {*PREFERENCE_LOSSES}:
         return "dpo"
-    raise UserError("loss_type: neither sft nor dpo has this loss", objectives.the_kit_has())
+    raise UserError("loss_type: no objective of the kit has this loss", objectives.the_kit_has())
+
+
+def _rows(conversion: Conversion) -> str | None:
+    """The format of the rows; None if they are not here."""
+    source = conversion.dataset or conversion.values.get("dataset_name")
+    path = conversion.find(source) if isinstance(source, str) and source else None
+    if conversion.format or path is None:
+        return conversion.format
+    try:
+        found = LocalFiles.of(path, Dataset.model_fields["files"].default, ALL).format()
+    except UserError:
+        return None
+    return str(found.keys["format"])
 
 
 def finish(conversion: Conversion, objective: str) -> None:
@@ -98,7 +139,7 @@ def finish(conversion: Conversion, objective: str) -> None:
         _set_lora(conversion)
     # its files do not say
     draft.head.append(f"Taken for a file of `trl {objective}`.")
-    if not conversion.dataset_given:
+    if not conversion.dataset:
         _set_dataset(conversion, objective)
     known = objectives.OBJECTIVES[objective]
     if known.rewards:
@@ -117,7 +158,7 @@ def finish(conversion: Conversion, objective: str) -> None:
     draft.default("dataset.validation_share", 0.0, "TRL holds out no rows")
     if "gradient_checkpointing" not in values:
         draft.set("training.activation_checkpointing", "full", "TRL's default")
-    training_arguments.set_batch(conversion, "per_device_train_batch_size", 8)
+    training_arguments.set_batch(conversion, "per_device_train_batch_size", 8, known.least_rows)
     if values.get("truncation_mode") not in (None, "keep_start"):
         conversion.changes["truncation_mode"] = "a row that is too long loses its end"
     packed, strategy = conversion.is_on("packing"), values.get("packing_strategy")

@@ -161,6 +161,8 @@ def build(
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:  # PEFT leaves modules that are trained whole in bf16
             parameter.data = parameter.data.float()
+    if task.teacher:  # which accelerate leaves where it is if it shards the model
+        trainer.teacher_model.to(trainer.args.device)
     if config.dataset.images:
         # the forward pass of these types takes no count of a step's tokens, but TRL's loss does
         trainer.model_accepts_loss_kwargs = True

@@ -78,11 +78,14 @@ def _check_parallelism(config: RunConfig) -> None:
         raise UserError("parallelism.sequence_parallel: has no effect with engine trl", "remove it")
     if given.sharding == "zero1":
         raise UserError("parallelism.sharding: accelerate has no zero1", "set it to zero2, or set engine: torch")
-    if given.sharding in ("zero2", "zero3") and not config.instance.has_accelerators:
-        raise UserError(
-            f"parallelism.sharding: accelerate shards on accelerators only, not with {given.sharding} on CPUs",
-            "leave it out, or set engine: torch",
-        )
+    if given.sharding in ("zero2", "zero3"):
+        if not config.instance.has_accelerators:
+            raise UserError(
+                f"parallelism.sharding: accelerate shards on accelerators only, not with {given.sharding} on CPUs",
+                "leave it out, or set engine: torch",
+            )
+        if why := settings.unsharded(config):
+            raise UserError(f"parallelism.sharding: {given.sharding}: {why}", "leave it out")
 
 
 def _check_preferences(config: RunConfig) -> None:
@@ -119,10 +122,8 @@ def _check_lora(config: RunConfig) -> None:
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
-    """All ranks are data-parallel; a second model for the reference is not sharded, nor one that generates."""
-    training, sharding = config.training, config.parallelism.sharding
-    if sharding in ("zero2", "zero3") and (untried := settings.unsharded(config)):
-        raise UserError(f"parallelism.sharding: {sharding} has not been tried with {untried}", "leave it out")
+    """All ranks are data-parallel."""
+    training = config.training
     answers = training.micro_batch_size * training.gradient_accumulation_steps * degrees.data_parallel
     if answers % config.answers_per_prompt:
         raise UserError(

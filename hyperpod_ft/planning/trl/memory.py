@@ -1,7 +1,7 @@
 """Memory of a training step of engine trl: transformers' modules in autocast, DDP or FSDP2, TRL's fused loss."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hyperpod_ft.planning.layout import Sharding
@@ -22,7 +22,13 @@ class TrlMemory(StepMemory):
 
     @cached_property
     def stages(self) -> tuple[PipelineStageSize, ...]:
-        return tuple(pipeline_stage_sizes(self.config, self.degrees, self.shape, [self.shape.layers], [1]))
+        # a reward model has one row in place of the output matrix
+        shape = replace(self.shape, tied=True) if self._scores else self.shape
+        return tuple(pipeline_stage_sizes(self.config, self.degrees, shape, [shape.layers], [1]))
+
+    @property
+    def _scores(self) -> bool:
+        return self.config.training.objective == "reward"
 
     @cached_property
     def kept(self) -> KeptTensors:
@@ -40,14 +46,15 @@ class TrlMemory(StepMemory):
         Without sharding, autocast keeps a bf16 copy of fp32 matrices until the backward pass, and DDP a second copy of
         the gradients. FSDP2 gathers two layers at once, with zero2 all of them; embedding and output matrix; and it has
         a layer's gradients as computed and as sent. The loss has a tile of the logits, in bf16 and fp32, and the
-        gradient of the hidden states, in fp32.
+        gradient of the hidden states, in fp32. The reference is sharded as one layer; a teacher is whole on every rank.
         """
         config, lora = self.config, self.config.training.method == "lora"
         copies = self.element if self.element < FP32 and not sharding.by_layer else 0
         frozen = stage.parameters * self.element if lora else 0
-        reference = stage.parameters * (FP32 + copies) if has_reference(config) else 0
-        weights = float(frozen + stage.trainable * (FP32 + copies) + self.shape.teacher * self.element)
+        weights = float(frozen + stage.trainable * (FP32 + copies))
         gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
+        reference = stage.parameters * (FP32 / ranks + (self.element if sharding.by_layer else copies))
+        others = has_reference(config) * reference + self.shape.teacher * self.element
         if sharding.by_layer:
             layers = stage.layers if sharding.mode == "zero2" else min(2, stage.layers)
             gathered = layers * stage.layer_parameters * self.element + stage.end_parameters * FP32
@@ -55,10 +62,11 @@ class TrlMemory(StepMemory):
             weights, gradients = weights / ranks + gathered, gradients / ranks + sent * self.in_fp32_too
         elif self.degrees.data_parallel > 1:
             gradients *= 2
-        tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too * (2 if self.shape.teacher else 1)
+        models = 0 if self._scores else 2 if self.shape.teacher else 1
+        tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too * models
         logits = self.tokens * (self.last_norm + self.shape.hidden * FP32) + tile
         return Memory(
-            weights=weights + reference,
+            weights=weights + others,
             gradients=gradients,
             optimizer=stage.trainable * _STATE.get(config.trl.get("optim", ""), _ADAMW) / ranks,
             activations=max(self.activations(stage, logits), self._cache),

@@ -63,8 +63,7 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
     if given == "replicated" or ranks == 1 or not room:
         return Layout(degrees, replicated)
     fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
-    whole = bool(unsharded(config))
-    return Layout(degrees, replicated if fits or whole else sharded)
+    return Layout(degrees, replicated if fits or unsharded(config) else sharded)
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:

@@ -1,4 +1,4 @@
-"""Configuration files of other tools as run files. The files here are written for these tests."""
+"""Configuration files of other tools as run files: models, settings, and what has no counterpart."""
 
 import json
 import math
@@ -8,131 +8,10 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.authoring import new_run
-from hyperpod_ft.authoring.conversion.convert import Supplement, convert
-from hyperpod_ft.authoring.conversion.foreign_file import Conversion
-from hyperpod_ft.config import run_file
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import default_targets
 from scripts.memory_table import LLAMA_3_8B
-
-AXOLOTL = """
-base_model: ./llama
-datasets:
-  - path: ./birds.jsonl
-    type: alpaca
-    split: train
-adapter: qlora
-load_in_4bit: yes
-lora_r: 64
-lora_alpha: 16
-lora_target_modules: [q_proj, v_proj]
-sequence_len: 1024
-sample_packing: true
-train_on_inputs: true
-micro_batch_size: 2
-gradient_accumulation_steps: 8
-num_epochs: 2
-learning_rate: 1e-4
-optimizer: paged_adamw_8bit
-lr_scheduler: constant
-warmup_steps: 10
-max_grad_norm: 0
-val_set_size: 0.1
-eval_steps: 25
-gradient_checkpointing: true
-fsdp_config:
-  fsdp_offload_params: true
-wandb_project: birds
-"""
-LLAMA_FACTORY = """
-stage: sft
-model_name_or_path: ./llama
-finetuning_type: full
-dataset: birds
-dataset_dir: .
-template: llama3
-cutoff_len: 512
-packing: false
-per_device_train_batch_size: 1
-gradient_accumulation_steps: 4
-learning_rate: 2.0e-5
-num_train_epochs: 1.5
-warmup_ratio: 0.05
-bf16: true
-deepspeed: ds.json
-dataloader_drop_last: true
-"""
-GRPO = """
-model_name_or_path: ./llama
-dataset_name: ./sums.jsonl
-use_peft: true
-lora_target_modules: all-linear
-reward_funcs: [accuracy_reward, think_format_reward, rewards.polite]
-reward_weights: [1.0, 0.5, 0.1]
-num_generations: 4
-max_completion_length: 128
-beta: 0.04
-temperature: 0.9
-epsilon_high: 2.8e-1
-top_k: 0
-loss_type: dr_grpo
-scale_rewards: false
-per_device_train_batch_size: 8
-optim: paged_adamw_8bit
-eval_steps: 10
-num_iterations: 2
-use_vllm: true
-vllm_mode: colocate
-"""
-AXOLOTL_GRPO = """
-base_model: ./llama
-rl: grpo
-trl:
-  reward_funcs: [rewards.polite]
-  num_generations: 4
-  num_iterations: 1
-  beta: 0.04
-  use_vllm: true
-  sync_ref_model: true
-datasets:
-  - path: ./sums.jsonl
-adapter: lora
-micro_batch_size: 8
-val_set_size: 0.1
-"""
-TRL = """
-model_name_or_path: ./llama
-dataset_name: ./pairs.jsonl
-use_peft: true
-lora_target_modules: all-linear
-beta: 0.2
-max_length: 1024
-max_steps: 200
-save_strategy: epoch
-report_to: none
-"""
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "config.json").write_text(json.dumps(LLAMA_3_8B))
-    bird = {"instruction": "Name a bird.", "input": "", "output": "A tit."}
-    (tmp_path / "birds.jsonl").write_text(json.dumps(bird) + "\n")
-    pair = {"prompt": "Name a bird.", "chosen": "A tit.", "rejected": "A bat."}
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1 =", "solution": "2"}\n')
-    (tmp_path / "rewards.py").write_text("def polite(prompt, completion, /, **columns): return 1.0\n")
-    (tmp_path / "dataset_info.json").write_text(json.dumps({"birds": {"file_name": "birds.jsonl"}}))
-    return tmp_path
-
-
-def converted(directory: Path, text: str, instance: str = "p5.48xlarge") -> tuple[Conversion, RunConfig]:
-    (directory / "other.yaml").write_text(text)
-    found = convert(directory / "other.yaml", Supplement(instance), directory / "run.yaml")
-    (directory / "run.yaml").write_text(found.draft.text())
-    return found, run_file.load(directory / "run.yaml")
+from tests.unit.authoring.converting import AXOLOTL, LLAMA_FACTORY, TRL, converted
 
 
 def test_axolotl(directory: Path) -> None:
@@ -219,75 +98,6 @@ def test_llama_factory(directory: Path) -> None:
     assert (config.dataset.format, config.dataset.packing, config.dataset.max_length) == ("alpaca", "none", 512)
     assert (config.training.schedule, config.training.warmup_share) == ("linear", 0.05), "transformers' default"
     assert (set(found.changes), set(found.housekeeping)) == ({"template", "dataloader_drop_last"}, {"deepspeed"})
-
-
-def test_trl_with_preferences(directory: Path) -> None:
-    found, config = converted(directory, TRL)
-    assert "of TRL," in found.draft.text()
-    assert (config.training.objective, config.dpo.beta) == ("dpo", 0.2)
-    assert (config.training.max_steps, config.training.learning_rate) == (200, 1e-6)
-    assert (config.lora.dropout, config.training.micro_batch_size) == (0.05, 8)
-    assert (found.changes, set(found.housekeeping)) == ({}, {"save_strategy"})
-    assert "`trl dpo`" in found.draft.head[1], "its files do not say for which command they are"
-
-
-def test_trl_with_rewards(directory: Path) -> None:
-    found, config = converted(directory, GRPO)
-    assert (config.engine, config.training.objective, config.dataset.format) == ("trl", "grpo", "prompt")
-    assert found.draft.get("engine") == "auto" and "`trl grpo`" in found.draft.head[1]
-    asked = config.sampling
-    assert (asked.generations, asked.max_completion_length, asked.beta, asked.temperature) == (4, 128, 0.04, 0.9)
-    assert config.trl == {"loss_type": "dr_grpo", "epsilon_high": 0.28, "top_k": 0, "scale_rewards": "none"}
-    assert [(one.known_as, one.function_name, one.weight) for one in config.reward] == [
-        ("accuracy_reward", "math_verify", 1.0),
-        ("think_format_reward", "regex", 0.5),
-        ("polite", "polite", 0.1),
-    ]
-    assert "./rewards.py:polite" in found.draft.text()
-    assert (config.training.learning_rate, config.training.optimizer_state) == (1e-6, "fp32")
-    assert set(found.changes) == {
-        *("reward_funcs", "num_iterations", "training.validate_every_steps", "training.optimizer_state"),
-    }
-    assert set(found.housekeeping) == {"use_vllm", "vllm_mode"}
-
-
-def test_trl_with_other_learning_from_answers(directory: Path) -> None:
-    kept = "model_name_or_path: ./llama\ndataset_name: ./sums.jsonl\nuse_peft: true\nlora_target_modules: all-linear\n"
-    kept += "per_device_train_batch_size: 8\ntemperature: 0.9\n"
-    _, rloo = converted(directory, f"{kept}reward_funcs: accuracy_reward\nnormalize_advantages: true")
-    assert (rloo.training.objective, rloo.sampling.generations, rloo.sampling.beta) == ("rloo", 2, 0.05)
-    assert rloo.trl == {"normalize_advantages": True}
-    unsure, grpo = converted(directory, f"{kept}reward_funcs: accuracy_reward\nnum_generations: 4")
-    assert grpo.training.objective == "grpo" and "training.objective: rloo" in unsure.changes["reward_funcs"]
-    _, taught = converted(directory, f"{kept}teacher_model_name_or_path: ./llama\nbeta: 0.5")
-    assert taught.training.objective == "distillation" and taught.teacher
-    assert (taught.teacher.source, taught.teacher.beta) == (str(directory / "llama"), 0.5)
-    assert (taught.sampling.temperature, taught.sampling.max_completion_length) == (0.9, 512)
-
-
-def test_axolotl_with_rewards(directory: Path) -> None:
-    found, config = converted(directory, AXOLOTL_GRPO)
-    assert (config.engine, config.sampling.generations, config.sampling.beta) == ("trl", 4, 0.04)
-    assert [one.function_name for one in config.reward] == ["polite"] and config.dataset.validation_share == 0
-    assert set(found.changes) == {"trl.sync_ref_model", "lora_target_modules"}
-    assert set(found.housekeeping) == {"trl.use_vllm"}
-
-
-@pytest.mark.parametrize(
-    ("tool", "old", "new", "said"),
-    [
-        (GRPO, "rewards.polite", "org/model", "the kit has no function org/model"),
-        (GRPO, "rewards.polite", "mine.polite", r"in mine.py, which is neither here .* write def polite\(prompt, "),
-        (GRPO, "rewards.polite", "rewards.rude", r"defines no function rude .*write it as def rude\(prompt, "),
-        (GRPO, "rewards.polite", "get_soft_overlong_punishment", r"the kit has no function get_\w+; write it in"),
-        (AXOLOTL_GRPO, "./sums.jsonl", "./sums.jsonl\n    type: prompts.make", "type: is a function .* --dataset"),
-        (AXOLOTL_GRPO, "  reward_funcs: [rewards.polite]\n", "", r"trl\.reward_funcs: is missing"),
-    ],
-)
-def test_rewards_that_the_kit_cannot_ask(directory: Path, tool: str, old: str, new: str, said: str) -> None:
-    assert old in tool
-    with pytest.raises(UserError, match=said):
-        converted(directory, tool.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -393,27 +203,18 @@ def test_what_cannot_be_converted(directory: Path, text: str, said: str) -> None
 @pytest.mark.parametrize(
     ("tool", "key"),
     [
-        *((AXOLOTL, key) for key in ("rl: kto", "rl: orpo", "reward_model: true", "pretraining_dataset: x")),
-        *((AXOLOTL, key) for key in ("processor_type: AutoProcessor", "use_eaft: true")),
-        *((LLAMA_FACTORY, key) for key in ("stage: rm", "stage: ppo", "stage: kto", "finetuning_type: oft")),
-        *((LLAMA_FACTORY, key) for key in ("image_max_pixels: 9", "use_asft_loss: true")),
+        *((AXOLOTL, key) for key in ("rl: orpo", "process_reward_model: true", "pretraining_dataset: x")),
+        *((AXOLOTL, key) for key in ("use_eaft: true", "diffusion: true")),
+        *((LLAMA_FACTORY, key) for key in ("stage: ppo", "finetuning_type: oft")),
+        *((LLAMA_FACTORY, key) for key in ("use_asft_loss: true", "use_eaft_loss: true")),
         (LLAMA_FACTORY, "stage: dpo\npref_loss: orpo"),
-        *((TRL, key) for key in ("desirable_weight: 1.0", "cpo_alpha: 1.0", "num_ppo_epochs: 4")),
+        *((TRL, key) for key in ("cpo_alpha: 1.0", "num_ppo_epochs: 4")),
     ],
 )
 def test_another_objective_is_refused_before_anything_else(directory: Path, tool: str, key: str) -> None:
     lines = [line for line in tool.splitlines() if f"{line.partition(':')[0]}:" not in (*key.split(), "learning_rate:")]
     with pytest.raises(UserError, match=f"{key.splitlines()[-1].partition(':')[0]}: .*the kit has"):
         converted(directory, "\n".join([*lines, "learning_rate: fast", key]))
-
-
-def test_preferences_are_for_dpo_only_where_the_file_says_so(directory: Path) -> None:
-    """A file of `trl reward` has the same keys as one of `trl dpo`, and rows of KTO are no pairs."""
-    with pytest.raises(UserError, match=r"no DPO settings.*add beta: 0.1"):
-        converted(directory, TRL.replace("beta: 0.2\n", ""))
-    (directory / "pairs.jsonl").write_text('{"prompt": "Name a bird.", "completion": "A bat.", "label": false}\n')
-    with pytest.raises(UserError, match="objective"):
-        converted(directory, TRL)
 
 
 @pytest.mark.parametrize(
@@ -449,108 +250,3 @@ def test_parameters_of_experts_keep_their_names(directory: Path, tool: str) -> N
     text = f"{without}\nadapter: lora\nlora_dropout: 0\nlora_target_parameters: [mlp.experts.down_proj]\n"
     _, config = converted(directory, text)
     assert config.lora.target_parameters == ("mlp.experts.down_proj",)
-
-
-def test_dataset_info_is_found_above_the_file_or_where_the_tool_was_started(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = LLAMA_FACTORY.replace("dataset_dir: .\n", "").replace("./llama", str(directory / "llama"))
-    (directory / "data").mkdir()
-    for name in ("dataset_info.json", "birds.jsonl"):
-        (directory / name).rename(directory / "data" / name)
-    examples = directory / "examples" / "lora"
-    examples.mkdir(parents=True)
-    _, config = converted(examples, text)
-    assert config.dataset.source == str(directory / "data" / "birds.jsonl")
-    elsewhere = directory.parent / f"{directory.name}-elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(directory)
-    _, config = converted(elsewhere, text)
-    assert config.dataset.source == str(directory / "data" / "birds.jsonl")
-
-
-def test_several_datasets_are_sources(directory: Path) -> None:
-    described = {
-        "birds": {"file_name": "birds.jsonl"},
-        "more": {"file_name": "birds.json"},
-        "hub": {"hf_hub_url": "org/rows"},
-        "seen": {"file_name": "seen.json", "formatting": "openai", "columns": {"messages": "messages", "images": "i"}},
-        "human": {"file_name": "human.json", "formatting": "sharegpt", "columns": {"tools": "tools"}},
-        "renamed": {"file_name": "human.json", "formatting": "sharegpt", "tags": {"user_tag": "person"}},
-        "pairs": {"file_name": "pairs.jsonl", "ranking": True, "columns": {"chosen": "chosen", "rejected": "rejected"}},
-    }
-    (directory / "dataset_info.json").write_text(json.dumps(described))
-    (directory / "birds.json").write_text((directory / "birds.jsonl").read_text())
-
-    def with_datasets(names: str, more: str = "") -> tuple[Conversion, RunConfig]:
-        return converted(directory, LLAMA_FACTORY.replace("dataset: birds", f"dataset: {names}") + more)
-
-    found, config = with_datasets("birds, more, hub", "max_samples: 10\nmix_strategy: concat\n")
-    assert [part.dataset.source for part in config.dataset.parts] == [
-        str(directory / "birds.jsonl"),
-        str(directory / "birds.json"),
-        "org/rows",
-    ]
-    assert [part.name for part in config.dataset.parts] == ["birds", "birds-2", "rows"]
-    assert {part.dataset.split for part in config.dataset.parts} == {"train[:10]"}
-    assert {part.dataset.format for part in config.dataset.parts} == {"alpaca"}
-    assert not {"max_samples", "mix_strategy"} & found.changes.keys()
-    found, _ = with_datasets("birds, more", "mix_strategy: interleave_under\ninterleave_probs: 0.3,0.7\n")
-    assert {"mix_strategy", "interleave_probs"} <= found.changes.keys()
-    for names, said in (
-        ("seen", "seen has images"),
-        ("renamed", "messages of role and content"),
-        ("missing", "does not describe it"),
-    ):
-        with pytest.raises(UserError, match=said):
-            with_datasets(names)
-    talk = [{"from": "human", "value": "Name a bird."}, {"from": "gpt", "value": "A tit."}]
-    (directory / "human.json").write_text(json.dumps([{"conversations": talk, "tools": "[]"}]))
-    _, config = with_datasets("human")
-    assert config.dataset.format == "chat"
-    with pytest.raises(UserError, match="prompt, chosen and rejected"):
-        converted(directory, LLAMA_FACTORY.replace("stage: sft", "stage: dpo").replace("birds", "pairs"))
-    other = AXOLOTL.replace("adapter:", "  - path: ./more.jsonl\n    type: alpaca\nadapter:")
-    (directory / "more.jsonl").write_text((directory / "birds.jsonl").read_text())
-    _, config = converted(directory, other)
-    assert [part.name for part in config.dataset.parts] == ["birds", "more"]
-    with pytest.raises(UserError, match="type completion beside others"):
-        converted(directory, other.replace("more.jsonl\n    type: alpaca", "more.jsonl\n    type: completion"))
-    (directory / "other.yaml").write_text(other)
-    given = Supplement("p5.48xlarge", dataset=str(directory / "birds.jsonl"))
-    found = convert(directory / "other.yaml", given, directory / "run.yaml")
-    assert found.draft.get("dataset.source") == "./birds.jsonl"
-
-
-def test_rows_with_other_fields_than_the_kit_reads_are_refused(directory: Path) -> None:
-    fields = "field_messages: conversations\n    message_property_mappings: {role: from, content: value}"
-    _, config = converted(directory, AXOLOTL.replace("type: alpaca", f"type: chat_template\n    {fields}"))
-    assert config.dataset.format == "chat"
-    for kind, field in (("chat_template", "field_messages: talk"), ("chat_template.default", "")):
-        text = AXOLOTL.replace("type: alpaca", f"type: {kind}\n    {field}") + ("" if field else "rl: dpo\n")
-        with pytest.raises(UserError, match=r"datasets\[0\]\.field_messages: rows of format"):
-            converted(directory, text)
-    with pytest.raises(UserError, match="--format"):
-        converted(directory, AXOLOTL.replace("type: alpaca", "type: oasst"))
-
-
-def test_columns_that_the_named_format_lacks_are_said(directory: Path) -> None:
-    row = {"instruction": "Name a bird.", "context": "", "response": "A tit."}
-    (directory / "birds.jsonl").write_text(json.dumps(row) + "\n")
-    head = " ".join(converted(directory, AXOLOTL)[0].draft.head)
-    assert "birds.jsonl:1" in head and "missing field 'output'" in head and "will stop" in head
-
-
-@pytest.mark.parametrize(
-    ("tool", "old", "new", "split"),
-    [
-        (AXOLOTL, "split: train", "split: train[:90%]", "train[:90%]"),
-        (AXOLOTL, "split: train", "split: train+test", "train"),
-        (LLAMA_FACTORY, "packing:", "max_samples: 1000\npacking:", "train[:1000]"),
-        (TRL, "./pairs.jsonl", "org/pairs\ndataset_train_split: train_prefs", "train_prefs"),
-    ],
-)
-def test_the_split_is_kept_or_named(directory: Path, tool: str, old: str, new: str, split: str) -> None:
-    found, config = converted(directory, tool.replace(old, new))
-    assert config.dataset.split == split
-    assert ("datasets[0].split" in found.changes) == ("+" in new)

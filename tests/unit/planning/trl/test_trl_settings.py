@@ -206,7 +206,9 @@ def test_labels_and_what_they_need_go_together(tmp_path: Path) -> None:
     assert load(tmp_path, **alone, trl={"loss_type": "apo_zero_unpaired"}).trl
     for name, key in (("beta", "kto.beta"), ("desirable_weight", "kto.desirable_weight")):
         assert f"trl: {name} is {key} in a run file" in refused(tmp_path, **kto, trl={name: 0.5})
-    assert "zero3 has not been tried with objective kto" in refused(tmp_path, **kto, parallelism__sharding="zero3")
+    sharded = kto | {"parallelism__sharding": "zero3"}
+    assert "parallelism.sharding: zero3: in bf16, TRL's KTO fails" in refused(tmp_path, **sharded)
+    assert load(tmp_path, **sharded, training__precision="fp32").parallelism.sharding == "zero3"
 
 
 def test_a_reward_model_has_nothing_that_writes_answers(tmp_path: Path) -> None:
@@ -367,6 +369,18 @@ def test_memory_grows_with_what_is_kept(make_run: MakeRun) -> None:
     sharded = estimated(make_run(**whole).config, LLAMA_3_8B)
     assert 2 * parameters < sharded.total - sharded.activations < 5 * parameters
     shape = shape_of(LLAMA_3_8B)
+    assert shape is not None
+    # the reference is divided by the ranks, and whole in bf16 while it computes; a teacher is whole
+    compared = estimated(make_run(**whole, **OBJECTIVES["dpo"]).config, LLAMA_3_8B)
+    assert compared.weights - sharded.weights == pytest.approx((4 / 8 + 2) * parameters)
+    learning = make_run(**whole, **OBJECTIVES["distillation"]).config
+    alone, taught = (
+        rules.step_memory(learning, degrees_of(learning), replace(shape, teacher=size))[0] for size in (0, parameters)
+    )
+    assert taught.weights - alone.weights == pytest.approx(2 * parameters)
+    # a reward model has no output matrix, which FSDP2 would gather in fp32
+    scoring = estimated(make_run(**whole, **OBJECTIVES["reward"]).config, LLAMA_3_8B)
+    assert sharded.weights - scoring.weights == pytest.approx((4 / 8 + 4) * 128_256 * 4096)
     for given, mode in ((whole, "zero3"), (TRL, "replicated"), (whole | {"parallelism__sharding": "zero2"}, "zero2")):
         config = make_run(**given).config
         assert rules.layout(config, degrees_of(config), shape).sharding.mode == mode
