@@ -72,7 +72,6 @@ TAUGHT = {
         ({**TAUGHT, "parallelism__sharding": "zero3"}, "zero3 has not been tried with objective distillation"),
         ({**TAUGHT, "trl": {"beta": 0.1}}, "set teacher.beta instead"),
         ({**TAUGHT, "engine": "torch"}, "training.objective: engine torch has no distillation"),
-        ({"trl": {"use_vllm": True}}, "trl: use_vllm is not supported"),
         ({"trl": {"beta": 0.1}}, "set sampling.beta instead"),
         ({"trl": {"num_iterations": 2}}, "'num_iterations' is not one of the settings"),
     ],
