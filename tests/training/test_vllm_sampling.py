@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.planning.trl import limits, rules
 from hyperpod_ft.runs.job_files import NOTICE
@@ -17,7 +18,10 @@ from hyperpod_ft.runs.run import Run
 from tests.forking import ForkServer
 from tests.training.conftest import ENVIRONMENT, Jobs, descendants, job_server, jobs_in, metrics
 from tests.training.test_grpo import TEXTS, prepared
+from tests.training.test_packed_families import SETTINGS
 from tests.training.test_trl import again_from
+from tests.unit import tiny_tokenizer
+from tests.unit.tiny_families import SIZES
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 TINY_LLAMA = Path(__file__).parents[2] / "examples/quickstart/tiny-llama"
@@ -96,6 +100,24 @@ def test_vllm_has_the_weights_of_each_step(tmp_path: Path, vllm_jobs: Jobs, chan
     vllm_jobs.train(run)
     found = [row.get(DIFFERENCE, 0.0) for row in metrics(run)]  # RLOO has none
     assert len(found) == 4 and max(found) < 0.02, found
+
+
+@pytest.mark.parametrize("family", sorted({*limits.FAMILIES} - {"llama", *limits._NOT_OF_VLLM}))
+def test_vllm_has_the_weights_of_every_type(tmp_path: Path, vllm_jobs: Jobs, family: str) -> None:
+    tokenizer, source = tiny_tokenizer.make(), tmp_path / family
+    heads = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 128}
+    heads |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 320}  # Qwen2's tokenizer adds one
+    heads |= {"use_sliding_window": False, "initializer_range": 0.1}
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | SETTINGS[family] | heads))
+    model.save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    changes = {"model": {"source": str(source)}, "training": {"max_steps": 3}}
+    run = sampled_run(tmp_path, changes)
+    vllm_jobs.environment |= rules.variables(run.config, tmp_path)
+    vllm_jobs.train(run)
+    found = [row[DIFFERENCE] for row in metrics(run)]
+    assert len(found) == 3 and max(found) < 0.02, found
 
 
 def test_a_student_answers_with_vllm(tmp_path: Path, vllm_jobs: Jobs) -> None:

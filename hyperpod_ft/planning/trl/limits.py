@@ -21,6 +21,8 @@ FAMILIES = (
     *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
     *("gemma2", "gemma3_text", "olmo2", "phi3"),
 )
+# For those vLLM takes transformers' classes, and changes them for the training too.
+_NOT_OF_VLLM = ("olmo2", "smollm3")
 # Those that read images, each with the type that has its language model's parameters.
 IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3"}
 _TORCH_ONLY = (
@@ -189,6 +191,8 @@ def _check_positions(config: RunConfig, whose: str, model_config: Mapping[str, A
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
     """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
     _check_type("model.source", family, "set engine: torch, or choose a model")
+    if config.vllm_share and family in _NOT_OF_VLLM:
+        raise UserError(f"trl: use_vllm is not possible with models of type {family}", "remove it")
     if config.training.objective == "reward" and family == "granite":
         raise UserError("model.source: transformers has no reward models of type granite", "choose another type")
 

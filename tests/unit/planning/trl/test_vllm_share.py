@@ -67,6 +67,12 @@ def test_the_model_must_fit_into_its_share(make_run: MakeRun) -> None:
         estimated(make_run(**GRPO, trl=trl).config, LLAMA_3_8B)
 
 
+def test_types_that_it_has_not_are_refused(make_run: MakeRun) -> None:
+    config = make_run(**GRPO, **USED).config
+    with pytest.raises(UserError, match="use_vllm is not possible with models of type olmo2"):
+        estimated(config, LLAMA_3_8B | {"model_type": "olmo2"})
+
+
 def test_modules_trained_whole_are_sampled_from_in_bf16(make_run: MakeRun) -> None:
     assert make_run(**GRPO, **USED, lora__modules_to_save=["lm_head"]).config.vllm_share
 
