@@ -107,6 +107,11 @@ class RunConfig(Section):
         return self.sampling.generations if self.training.has_rewards else 1
 
     @property
+    def vllm_share(self) -> float:
+        """The share of a GPU's memory in which vLLM samples answers, beside their training; 0 without vLLM."""
+        return self.trl.get("vllm_gpu_memory_utilization", 0.3) if self.trl.get("use_vllm") else 0.0
+
+    @property
     def row_tokens(self) -> int:
         """Positions of a training row, with padding; of a prompt, with all its answers."""
         if not self.training.samples_answers:

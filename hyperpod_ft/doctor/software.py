@@ -20,7 +20,7 @@ from hyperpod_ft.planning.pins import (
     requirements,
 )
 
-_OTHERS = ("torch", "transformers", "optimum-neuron", "lm-eval")  # stand for what comes from pip's usual index
+_OTHERS = ("torch", "transformers", "optimum-neuron", "lm-eval", "vllm")  # stand for what comes from pip's usual index
 
 
 def checks(expected: Expectations) -> list[DoctorCheck]:

@@ -63,7 +63,7 @@ class KeptTensors:
 
 def available(config: RunConfig) -> float:
     """Accelerator memory of a rank for a training step, in bytes; 0 on instances without accelerators."""
-    return config.instance.rank_gib * GIB * (1 - RESERVED)
+    return config.instance.rank_gib * GIB * (1 - RESERVED - config.vllm_share)
 
 
 def element_bytes(config: RunConfig) -> int:

@@ -76,8 +76,7 @@ def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any
     run.freeze()
     finish(run, "env")
     for each in (download, dataset, reward):
-        name = each.__name__.rpartition(".")[2]
-        if name in run.plan:
+        if (name := each.__name__.rpartition(".")[2]) in run.plan:
             stage.perform(run, name, each.work)
     return run
 

@@ -13,7 +13,7 @@ _HOUSEKEEPING = {
         " sequence_parallel_degree context_parallel_size tensor_parallel_size dp_shard_size dp_replicate_size"
         " device_map use_ray low_cpu_mem_usage experimental_skip_move_to_device"
     ),
-    "answers are sampled by transformers, in the training's own process": "use_vllm vllm",
+    "answers are sampled by transformers; on GPUs, trl: {use_vllm: true} has vLLM sample them": "use_vllm vllm",
     "the lengths and rewards of answers are in metrics.jsonl": (
         "log_completions log_unique_prompts num_completions_to_print"
     ),

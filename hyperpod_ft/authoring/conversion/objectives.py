@@ -119,9 +119,9 @@ def the_kit_has() -> str:
 def trl_rules(objective: str) -> dict[str, Rule]:
     """The rules for keys of TRL's trainer of an objective: those of the run file's own sections, and of section trl.
 
-    What every trainer has, such as the optimizer, is not for section trl, which needs engine trl.
+    What every trainer has, such as the optimizer, is not for section trl, which needs engine trl; vLLM needs GPUs.
     """
-    settings = SETTINGS[objective]
+    settings = {name: kind for name, kind in SETTINGS[objective].items() if "vllm" not in name}
     common = {name for name in settings if all(of.get(name) == settings[name] for of in SETTINGS.values())}
     of_section = {name: _setting(settings[name]) for name in settings if name not in common}
     return of_section | dict(OBJECTIVES[objective].rules)

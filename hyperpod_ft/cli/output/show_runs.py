@@ -101,13 +101,15 @@ def plan(preview: Preview) -> None:
 
 
 def _print_changes(config: RunConfig) -> None:
-    """What makes the base model another one than that of `model.source`, and whom it learns from."""
+    """What makes the base model another one than that of `model.source`, whom it learns from, and who answers."""
     if tokens := config.model.added_tokens:
         print(f"tokens    {len(tokens)} new: {clip(', '.join(map(repr, tokens)), 80)}")
     if config.model.adapter:
         print(f"adapter   continues {shown(config.model.adapter.source)}, {_of_adapter(config)}")
     if config.teacher:
         print(f"teacher   {shown(config.teacher.source)}")
+    if config.vllm_share:
+        print(f"answers   every rank trains, and samples with vLLM in {config.vllm_share:g} of its GPU's memory")
 
 
 def _of_adapter(config: RunConfig) -> str:

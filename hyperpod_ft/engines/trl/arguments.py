@@ -99,6 +99,7 @@ def _sampled(config: RunConfig) -> dict[str, Any]:
         "max_completion_length": config.sampling.max_completion_length,
         "temperature": config.sampling.temperature,
         "shuffle_dataset": False,  # likewise
+        "vllm_max_model_length": config.dataset.max_length + config.sampling.max_completion_length,
     }
 
 

@@ -40,7 +40,7 @@ from hyperpod_ft.engines.trl.images import ImageCollator
 from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
 from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator, ScoredPairCollator, UnpairedCollator
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.trl.settings import attention
+from hyperpod_ft.planning.trl.settings import attention, has_fp32_weights
 from hyperpod_ft.processes import usable_cpus
 
 
@@ -181,8 +181,8 @@ def image_workers(task: TrainingTask) -> dict[str, int]:
 
 
 def _model(config: RunConfig, directory: Path) -> PreTrainedModel:
-    """The model on the CPU. Trained weights are fp32, and computed with in bf16 by autocast; frozen ones are bf16."""
-    dtype = _computed_in(config) if config.training.method == "lora" else torch.float32
+    """The model on the CPU. Trained weights are fp32, and computed with in bf16 by autocast, as others may be."""
+    dtype = torch.float32 if has_fp32_weights(config) else _computed_in(config)
     return pretrained.load(directory, dtype, attention(config))
 
 

@@ -12,6 +12,7 @@ from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import IMAGE_TOWERS
 from hyperpod_ft.planning.layout import Degrees
+from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl import settings
 
@@ -20,6 +21,8 @@ FAMILIES = (
     *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
     *("gemma2", "gemma3_text", "olmo2", "phi3"),
 )
+# For those vLLM takes transformers' classes, and changes them for the training too.
+_NOT_OF_VLLM = ("olmo2", "smollm3")
 # Those that read images, each with the type that has its language model's parameters.
 IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3"}
 _TORCH_ONLY = (
@@ -68,6 +71,24 @@ def check_settings(config: RunConfig) -> None:
             raise UserError("training.method: full has not been tried with dataset.images", "set it to lora")
         require_defaults(config, ("lora.modules_to_save",), "has not been tried with dataset.images")
     settings.check(config.training.objective, config.trl)
+    _check_vllm(config)
+
+
+def _check_vllm(config: RunConfig) -> None:
+    given = config.trl.get("vllm_gpu_memory_utilization")
+    if given is not None and not config.trl.get("use_vllm"):
+        raise UserError("trl: vllm_gpu_memory_utilization has no effect without use_vllm", "set both")
+    if given is not None and not 0 < given < 1:
+        raise UserError(f"trl: vllm_gpu_memory_utilization is {given}", "set it to a share of the GPU's memory, as 0.3")
+    if not config.vllm_share:
+        return
+    if not config.instance.has_accelerators:
+        raise UserError(
+            "trl: use_vllm needs GPUs: on CPUs, vLLM rearranges its weights, so that TRL cannot update them",
+            "remove it: transformers samples the answers",
+        )
+    if "generation_kwargs" in config.trl:
+        raise UserError("trl: generation_kwargs are transformers', which use_vllm replaces", "remove one of them")
 
 
 def _check_parallelism(config: RunConfig) -> None:
@@ -109,7 +130,8 @@ def _check_mismatches(config: RunConfig) -> None:
 
 def _check_lora(config: RunConfig) -> None:
     require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
-    if config.training.samples_answers and config.training.precision == "bf16" and config.lora.modules_to_save:
+    by_transformers = config.training.samples_answers and not config.vllm_share
+    if by_transformers and config.training.precision == "bf16" and config.lora.modules_to_save:
         raise UserError(
             "lora.modules_to_save: TRL samples answers without autocast, in which modules trained whole are fp32",
             "leave it out, or set training.precision: fp32",
@@ -170,6 +192,8 @@ def _check_positions(config: RunConfig, whose: str, model_config: Mapping[str, A
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
     """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
     _check_type("model.source", family, "set engine: torch, or choose a model")
+    if config.vllm_share and family in _NOT_OF_VLLM:
+        raise UserError(f"trl: use_vllm is not possible with models of type {family}", "remove it")
     if config.training.objective == "reward" and family == "granite":
         raise UserError("model.source: transformers has no reward models of type granite", "choose another type")
 
@@ -192,4 +216,19 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
         raise UserError(
             f"trl: attention sdpa leaves out the soft cap of the scores of {shape.model_type} models",
             "set trl: {model_init_kwargs: {attn_implementation: eager}}",
+        )
+    if config.vllm_share:
+        _check_vllm_share(config, shape)
+
+
+def _check_vllm_share(config: RunConfig, shape: ModelShape) -> None:
+    """vLLM has the model, and keys and values of an answer with its prompt at least, in bf16."""
+    positions = config.dataset.max_length + config.sampling.max_completion_length
+    needed = 2 * (shape.parameters + 2 * positions * shape.layers * shape.key_width)
+    share = config.vllm_share * config.instance.rank_gib * GIB
+    if needed > share:
+        raise UserError(
+            f"trl: vllm_gpu_memory_utilization {config.vllm_share:g} is {share / GIB:.1f} GiB of a GPU, and vLLM needs"
+            f" more than {needed / GIB:.1f} GiB for the model and an answer",
+            "raise it, or choose a smaller model",
         )

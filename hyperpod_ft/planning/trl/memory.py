@@ -7,7 +7,7 @@ from functools import cached_property
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
-from hyperpod_ft.planning.trl.settings import attention, has_reference
+from hyperpod_ft.planning.trl.settings import attention, has_fp32_weights, has_reference
 
 # Bytes that an optimizer keeps of a trained parameter; Adafactor keeps a row and a column of each matrix.
 _STATE: Mapping[str, int] = {"adagrad": 4, "rmsprop": 4, "adafactor": 0, "sgd": 0}
@@ -50,7 +50,7 @@ class TrlMemory(StepMemory):
         """
         config, lora = self.config, self.config.training.method == "lora"
         copies = self.element if self.element < FP32 and not sharding.by_layer else 0
-        frozen = stage.parameters * self.element if lora else 0
+        frozen = stage.parameters * (FP32 if has_fp32_weights(config) else self.element) if lora else 0
         weights = float(frozen + stage.trainable * (FP32 + copies))
         gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
         reference = stage.parameters * (FP32 / ranks + (self.element if sharding.by_layer else copies))
@@ -85,9 +85,12 @@ class TrlMemory(StepMemory):
 
     @property
     def _cache(self) -> float:
-        """Bytes of keys and values while all answers of a step are sampled, before anything is kept to be trained."""
+        """Bytes of keys and values while all answers of a step are sampled, before anything is kept to be trained.
+
+        Those of vLLM are in its own share.
+        """
         training = self.config.training
-        if not training.samples_answers:
+        if not training.samples_answers or self.config.vllm_share:
             return 0
         tokens = self.tokens * training.gradient_accumulation_steps
         return float(2 * tokens * self.shape.layers * self.shape.key_width * self.element)

@@ -8,10 +8,12 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.pins import requirements
 from hyperpod_ft.planning.trl.memory import TrlMemory
 from hyperpod_ft.planning.trl.settings import ATTENTION, attention, unsharded
 from hyperpod_ft.shipped import installing
 
+_VLLM_ENVIRONMENT = "trl-1.16-vllm"
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
 
@@ -28,12 +30,16 @@ def imports(config: RunConfig) -> tuple[str, ...]:
     further = {"math_verify" for reward in config.reward if reward.function == "math_verify"}
     further |= {"jsonschema" for reward in config.reward if reward.json_schema is not None}
     further |= {"PIL"} if config.dataset.images else set()
+    further |= {"vllm"} if config.vllm_share else set()
     return ("trl", *ATTENTION[attention(config)], *sorted(further))
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
-    """torch.distributed.checkpoint, which reads a sharded checkpoint, would unpickle what is not a tensor."""
-    return {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+    """torch.distributed.checkpoint, which reads a sharded checkpoint, would unpickle what is not a tensor.
+
+    vLLM would report its use to its authors.
+    """
+    return {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"} | ({"VLLM_NO_USAGE_STATS": "1"} if config.vllm_share else {})
 
 
 def graph_settings(config: RunConfig) -> dict[str, str]:
@@ -41,11 +47,13 @@ def graph_settings(config: RunConfig) -> dict[str, str]:
 
 
 def environment_name(config: RunConfig) -> str:
-    return "trl-1.16"
+    return _VLLM_ENVIRONMENT if config.vllm_share else "trl-1.16"
 
 
 def packages_remedy(config: RunConfig) -> str:
-    return f"install the `trl` extra there ({installing('trl')}), or remove env.python"
+    vllm = next(pin for pin in requirements(_VLLM_ENVIRONMENT) if pin.startswith("vllm=="))
+    also = f" and {vllm}" if config.vllm_share else ""
+    return f"install the `trl` extra there ({installing('trl')}){also}, or remove env.python"
 
 
 def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:

@@ -163,6 +163,13 @@ def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert "not looked at: meta-llama/Meta-Llama-3-8B" in shown and "not looked at" not in plan.stdout
 
 
+def test_plan_tells_what_ranks_do_beside_training(tmp_path: Path) -> None:
+    changes = ("trl.use_vllm=true", "cluster.instance_type=p5.48xlarge", f"cluster.root={tmp_path}")
+    plan = call("plan", "quickstart-grpo", *(f"--set={change}" for change in changes), cwd=tmp_path)
+    assert "answers   every rank trains, and samples with vLLM in 0.3 of its GPU's memory" in plan.stdout
+    assert "available: 48.0 (estimated)" in plan.stdout
+
+
 def test_errors_are_one_line(tmp_path: Path) -> None:
     degrees = ("--set", "parallelism.tensor_parallel=8", "--set", "parallelism.ranks_per_node=8")
     (tmp_path / "file").touch()

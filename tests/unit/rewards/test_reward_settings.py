@@ -70,7 +70,6 @@ TAUGHT = {
         ({**TAUGHT, "training__validate_every_steps": 2}, "objective distillation has no validation loss"),
         ({**TAUGHT, "trl": {"beta": 0.1}}, "set teacher.beta instead"),
         ({**TAUGHT, "engine": "torch"}, "training.objective: engine torch has no distillation"),
-        ({"trl": {"use_vllm": True}}, "trl: use_vllm is not supported"),
         ({"trl": {"beta": 0.1}}, "set sampling.beta instead"),
         ({"trl": {"num_iterations": 2}}, "'num_iterations' is not one of the settings"),
     ],
