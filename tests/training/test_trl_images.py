@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.config import run_file
 from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.images.stored import ImageRows
 from hyperpod_ft.engines.batches import PackedSplit
@@ -32,8 +33,9 @@ from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.answers.answering import Answering
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
-from hyperpod_ft.stages import consolidate, dataset, generate, merge
+from hyperpod_ft.stages import consolidate, dataset, merge
 from hyperpod_ft.stages.stage import perform
+from tests.training import every_stage
 from tests.training.conftest import curve, metrics, train_here
 from tests.unit import tiny_images
 from tests.unit.stage_runs import finish, make_run
@@ -81,15 +83,17 @@ def prepared(
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose training was killed after its 18th step, and went on from the 16th."""
-    run = prepared(tmp_path_factory.mktemp("tuned"), "qwen3_vl", 120, max_steps=48, validate_every_steps=16)
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr(StepsFollower, "on_step_begin", killed_after(18, StepsFollower.on_step_begin))
+    """The recipe, whose training was killed after its 18th step, and went on from the 16th."""
+    root = tmp_path_factory.mktemp("tuned") / "root"
+    changes = [f"cluster.root={root}", "training.save_every_steps=8"]
+
+    def train(run: Run) -> None:
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(KilledError):
+            patched.setattr(StepsFollower, "on_step_begin", killed_after(18, StepsFollower.on_step_begin))
+            train_here(run)
         train_here(run)
-    train_here(run)
-    for name, work in (("consolidate", consolidate.work), ("merge", merge.work), ("generate", generate.work)):
-        perform(run, name, work)
-    return run
+
+    return every_stage.perform(Run.of(run_file.load(run_file.find("quickstart-images"), changes)), train)
 
 
 def killed_after(step: int, begin: Callable[..., None]) -> Callable[..., None]:
@@ -104,12 +108,12 @@ def killed_after(step: int, begin: Callable[..., None]) -> Callable[..., None]:
 def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: Run) -> None:
     record = tuned.journal.record("train")
     assert record is not None and record.facts["resumed_from"] == [16]
-    assert [row["step"] for row in metrics(tuned)] == list(range(1, 49))
+    assert [row["step"] for row in metrics(tuned)] == list(range(1, 81))
     assert "Images" in dict(dataset_facts(gather(tuned)))
     train = tuned.paths.dataset_path / "train"
     rows = range(len(PackedSplit(train)))
     in_epoch = ImageBatches(train, ImageReader.load(tuned.paths.base_model)).of(rows)["attention_mask"].sum()
-    assert record.facts["tokens"] == in_epoch * record.facts["epochs"] and record.facts["epochs"] == 4
+    assert record.facts["tokens"] == in_epoch * record.facts["epochs"] and record.facts["epochs"] == 8
     found = Samples.read(tuned.paths.samples_path)
     assert found is not None
     exact = found.exact_match["validation"]
