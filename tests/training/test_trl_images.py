@@ -1,5 +1,6 @@
 """Rows with images through all stages with engine trl: they are learned, and shown alike wherever a model gets them."""
 
+import base64
 import os
 import pickle
 import runpy
@@ -18,16 +19,20 @@ from torch.utils.data import DataLoader
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.config import run_file
+from hyperpod_ft.data.images import files
 from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.images.stored import ImageRows
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.trl import trainer
 from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.engines.trl.images import ImageBatches, ImageCollator
+from hyperpod_ft.evaluation.answers import as_text
 from hyperpod_ft.planning.families import IMAGE_TOWERS
 from hyperpod_ft.report.facts import dataset_facts
 from hyperpod_ft.report.gather import gather
+from hyperpod_ft.report.page import report_page
 from hyperpod_ft.runs.job_files import STOP_SIGNALS
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
@@ -122,6 +127,21 @@ def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: 
     # as TRL's trainer has computed it before the merge
     assert found.validation_loss.tuned.mean == pytest.approx(metrics(tuned)[-1]["validation_loss"], rel=1e-3)
     assert found.validation_loss.base.mean == pytest.approx(record.facts["base_validation_loss"], rel=1e-3)
+
+
+def test_the_report_shows_small_copies_of_held_out_pictures(tuned: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for row in Samples.read(tuned.paths.samples_path).samples if row.split == "validation"]
+    drawn = {path.name: path.read_bytes() for path in (tuned.paths.raw_datasets[0] / "images").iterdir()}
+    page = report_page([gather(tuned)])
+    for row in rows:
+        (image,) = row.images
+        copy = base64.b64decode(image.jpeg)
+        expected, shown = (np.asarray(files.opened([file])[0], int) for file in (drawn[Path(image.name).name], copy))
+        assert abs(expected - shown).mean() < 12 and f'src="data:image/jpeg;base64,{image.jpeg}"' in page
+    assert len({image.name for row in rows for image in row.images}) == 20
+    show_runs.results(tuned)
+    assert f"{rows[0].images[0].name} <|im_start|>user" in capsys.readouterr().out
+    assert f"  images: {rows[0].images[0].name}\n" in as_text(Samples.read(tuned.paths.samples_path))
 
 
 def test_the_tuned_model_is_the_whole_one(tuned: Run) -> None:
