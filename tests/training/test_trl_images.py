@@ -36,6 +36,7 @@ from hyperpod_ft.report.page import report_page
 from hyperpod_ft.runs.job_files import STOP_SIGNALS
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving import __main__ as serving
 from hyperpod_ft.serving.answers.answering import Answering
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from hyperpod_ft.stages import consolidate, dataset, merge
@@ -200,6 +201,16 @@ def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
         with pytest.raises(HttpError, match=says) as raised:
             server.answer(request, lambda _: None)
         assert raised.value.status == 400
+
+
+def test_one_question_is_asked_about_a_picture(tuned: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    row = Samples.read(tuned.paths.samples_path).samples[0]
+    asked = ["--model", f"it={tuned.paths.tuned_model}", "--device=cpu", f"--ask={PICTURES['QUESTIONS']['color']}"]
+    serving.main([*asked, f"--image={tuned.paths.raw_datasets[0] / row.images[0].name}"])
+    assert capsys.readouterr().out == f"{row.tuned}\n"
+    with pytest.raises(SystemExit):
+        serving.main([*asked, "--image=/none.png"])
+    assert "error: --image: /none.png: No such file" in capsys.readouterr().err
 
 
 def test_a_signal_to_all_processes_ends_no_worker(tuned: Run) -> None:

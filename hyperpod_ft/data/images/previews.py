@@ -24,6 +24,7 @@ def previews(images: Iterable[bytes]) -> list[str]:
 def _preview(file: bytes) -> str:
     (image,) = files.opened([file])
     image.thumbnail((_SIDE, _SIDE))
+    image.info.clear()  # a comment in the file would be written again
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=85, subsampling=0)
     return base64.b64encode(stream.getvalue()).decode()
