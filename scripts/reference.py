@@ -56,7 +56,8 @@ def _recipe(name: str, path: Path) -> str:
     config = runfile.validate(yaml_text.read(path.read_text(encoding="utf-8"), name), name)
     method = {"lora": "LoRA", "full": "full"}[config.training.method]
     if config.training.objective != "sft":
-        method += f", {config.training.objective if config.teacher else config.training.objective.upper()}"
+        objective = config.training.objective
+        method += f", {objective if len(objective) > 4 else objective.upper()}"
     cluster = config.cluster
     instances = cluster.instance_type if cluster.nodes == 1 else f"{cluster.nodes} x {cluster.instance_type}"
     if cluster.instance_type == "local":

@@ -21,6 +21,8 @@ EXAMPLES = {
     "feedback": "quickstart/feedback.jsonl",
     "preferences": "quickstart/preferences.jsonl",
     "requests": "quickstart/requests.jsonl",
+    "tiny-qwen3-vl": "pictures/tiny-qwen3-vl",
+    "pictures": "pictures/colors",
 }
 
 # The Hub's own rule: `name` or `organisation/name`, at most 96 characters.

@@ -27,6 +27,7 @@ _SAMPLES = "samples.jsonl"
 _PROMPTS = "prompts.jsonl"
 _DESIRABLE = "desirable.npy"
 _REPORT = "report.json"
+_OPTIONAL = ("source", "images", "image_names")  # of a sample
 _REMEDY = "run: hyperpod-ft submit RUN_FILE --only dataset --force"
 
 
@@ -40,13 +41,15 @@ class Sample:
     templated: bool = False  # a chat template wrote the prompt, with its special tokens
     source: str = ""  # the name of its source, of several
     images: Sequence[Span] = ()  # where they are in the prepared dataset
+    image_names: Sequence[str] = ()  # of their files in the raw one; empty for those that its rows contain
 
     @classmethod
     def of(cls, split: SplitName, example: Example, source: str = "", images: Sequence[Span] = ()) -> "Sample":
-        return cls(split, example.prompt, example.completion, example.templated, source, images)
+        text = example.prompt, example.completion, example.templated
+        return cls(split, *text, source, images, example.image_names if images else ())
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value or key not in ("source", "images")}
+        return {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}
 
 
 @dataclass(frozen=True)

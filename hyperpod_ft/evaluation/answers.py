@@ -16,7 +16,7 @@ _SECONDS = 1.0  # of looking for a pattern
 def as_text(samples: Samples) -> str:
     """Plain text: base left, tuned right."""
     lines = [line for answers in samples.prompts for line in _side_by_side("prompts", answers)]
-    lines += [line for row in samples.samples for line in _side_by_side(row.split, row)]
+    lines += [line for row in samples.samples for line in _side_by_side(row.split, row.answers, row)]
     lines += samples.lines()
     if losses := samples.validation_loss:
         of = losses.base
@@ -29,17 +29,17 @@ def as_text(samples: Samples) -> str:
     return "\n".join(lines)
 
 
-def _side_by_side(origin: str, answers: RecordedAnswers | SampledRow) -> list[str]:
-    lines = [f"[{origin}]"]
+def _side_by_side(origin: str, answers: RecordedAnswers, row: SampledRow | None = None) -> list[str]:
+    lines = [f"[{origin}]", *_wrapped("  images: ", answers.image_names)]
     lines += [f"  {line}" for line in printable(answers.prompt, keep="\n").splitlines() if line.strip()]
     marks = ["", ""]
-    if isinstance(answers, SampledRow):
-        lines += _wrapped("  expected: ", answers.expected)
+    if row:
+        lines += _wrapped("  expected: ", row.expected)
         marks = [
             " =" if exact else " = by pattern" if by_pattern else ""
             for exact, by_pattern in (
-                (answers.base_exact, answers.base_by_pattern),
-                (answers.tuned_exact, answers.tuned_by_pattern),
+                (row.base_exact, row.base_by_pattern),
+                (row.tuned_exact, row.tuned_by_pattern),
             )
         ]
     left, right = (

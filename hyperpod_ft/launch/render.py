@@ -113,10 +113,9 @@ def _context(
         "interpreter_remedy": remedy,
         "code": installation.code,
         "allocation": _ALLOCATION.get(run.config.instance.device, {}),
-        # what compiles and trains on Neuron devices
-        "neuron": rules_of(run.config.engine).variables(run.config, run.paths.neuron_cache)
-        if "precompile" in run.plan
-        else {},
+        "of_engine": rules_of(run.config.engine).variables(
+            run.config, run.paths.neuron_cache if "precompile" in run.plan else None
+        ),
         "version": __version__,
     }
 

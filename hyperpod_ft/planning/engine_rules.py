@@ -57,8 +57,8 @@ class EngineRules(Protocol):
     def imports(self, config: RunConfig) -> tuple[str, ...]:
         """Modules that its Python environment must have, besides those of the kit's own code."""
 
-    def variables(self, config: RunConfig, cache: Path) -> dict[str, str]:
-        """Environment variables of the jobs that compile and train, where stage precompile fills `cache`.
+    def variables(self, config: RunConfig, cache: Path | None) -> dict[str, str]:
+        """Environment variables of the jobs that compile and train. `cache`: that of stage precompile, if there is one.
 
         Those that `cluster.environment` sets are left out.
         """

@@ -58,7 +58,7 @@ def content_policy(assets: Mapping[str, str], *, connects: bool, forms: bool = F
 
     return (
         f"default-src 'none'; script-src {allowed('.js')}; style-src {allowed('.css')};"
-        f" connect-src {_own(connects)}; base-uri 'none'; form-action {_own(forms)}"
+        f" img-src data:; connect-src {_own(connects)}; base-uri 'none'; form-action {_own(forms)}"
     )
 
 

@@ -4,6 +4,7 @@ python -m hyperpod_ft.serving --model NAME=DIR [--model NAME=DIR]... [--adapter 
 """
 
 import argparse
+import base64
 import json
 import os
 import platform
@@ -59,6 +60,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--with", dest="python", type=Path, help="serve with vLLM of this Python interpreter")
     parser.add_argument("--vllm-args", default="", help="further arguments for vLLM, as one string")
     parser.add_argument("--ask", metavar="QUESTION", help="answer this on standard output instead of serving")
+    parser.add_argument("--image", action="append", type=Path, default=[], help="picture before that QUESTION")
     return parser.parse_args(arguments)
 
 
@@ -147,9 +149,9 @@ def _announce(given: argparse.Namespace, port: int, name: str, *, chat: bool) ->
 
 def _ask(given: argparse.Namespace) -> None:
     answers = _load(given)
-    chat = answers.chats
+    chat = answers.chats or bool(given.image)
     question = Request(
-        messages=({"role": "user", "content": given.ask},) if chat else None,
+        messages=({"role": "user", "content": _content(given)},) if chat else None,
         prompt=None if chat else given.ask,
         stream=True,
     )
@@ -165,6 +167,16 @@ def _ask(given: argparse.Namespace) -> None:
 
     answers.answer(question, show)
     print()
+
+
+def _content(given: argparse.Namespace) -> Sequence[object]:
+    """The question, or the parts of one with images."""
+    try:
+        files = [base64.b64encode(path.read_bytes()).decode() for path in given.image]
+    except OSError as error:
+        raise UserError(f"--image: {error.filename}: {error.strerror}", "name the file of a picture") from error
+    images = [{"type": "image_url", "image_url": {"url": f"data:;base64,{file}"}} for file in files]
+    return [*images, {"type": "text", "text": given.ask}] if images else given.ask
 
 
 if __name__ == "__main__":

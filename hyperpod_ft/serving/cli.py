@@ -79,6 +79,10 @@ def ask(
     reference: ModelReferences = None,
     *,
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")],
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", metavar="FILE", help="A picture before the question; repeatable."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Print the tuned model's answer to one question, greedy."""
@@ -86,7 +90,8 @@ def ask(
     from hyperpod_ft.serving import models
 
     found = models.find(only(reference, "QUESTION"), Launchers(), base=False)
-    models.exec_server(found, ["--device", device, f"--ask={question}"])
+    images = [f"--image={path.absolute()}" for path in image or ()]
+    models.exec_server(found, ["--device", device, f"--ask={question}", *images])
 
 
 @app.command()

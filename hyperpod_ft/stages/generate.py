@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.images.previews import previews
 from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
@@ -45,7 +46,7 @@ from hyperpod_ft.evaluation.loss import (
     source_losses,
 )
 from hyperpod_ft.job.tracking import publishing_metrics
-from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples, ShownImage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -61,6 +62,7 @@ class _Question:
     expected: str = ""  # of a sample: its completion
     templated: bool = False  # written by a chat template
     images: Sequence[bytes] = ()
+    image_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _questions(
             if given_as == "text":  # as much of the rest as an answer can be
                 expected = tokenizers.beginning(tokenizer, expected, wanted.max_new_tokens)
             origin = split if config.dataset.has_answers else "prompts"
-            questions.append(_Question(origin, sample.prompt, ids, expected, templated, images))
+            questions.append(_Question(origin, sample.prompt, ids, expected, templated, images, sample.image_names))
     if empty := [question for question in questions if not question.text.strip()]:
         raise UserError(f"generate: a prompt from {empty[0].origin} is empty", "write a prompt with text")
     return questions
@@ -194,8 +196,9 @@ def _samples(config: RunConfig, questions: Sequence[_Question], base: _ModelAnsw
     prompts, sampled, changed = [], [], 0
     pattern = config.generate.answer_pattern
     find = partial(found_in, re.compile(pattern)) if pattern else None
-    for question, one, other in zip(questions, base.answers, tuned.answers, strict=True):
-        recorded = RecordedAnswers(question.text, question.templated, one.text, other.text)
+    images = _shown_images(questions)
+    for question, shown, one, other in zip(questions, images, base.answers, tuned.answers, strict=True):
+        recorded = RecordedAnswers(question.text, question.templated, one.text, other.text, shown)
         if question.origin == "prompts":
             prompts.append(recorded)
         else:
@@ -206,6 +209,14 @@ def _samples(config: RunConfig, questions: Sequence[_Question], base: _ModelAnsw
     if find and sampled and not any(count.rows for count in samples.pattern_match.values()):
         print(f"generate: answer_pattern {pattern!r} matches none of the {len(sampled)} expected answers", flush=True)
     return samples
+
+
+def _shown_images(questions: Sequence[_Question]) -> list[tuple[ShownImage, ...]]:
+    """Those of each question; of held-out rows first, since not all may have room."""
+    order = sorted(range(len(questions)), key=lambda number: questions[number].origin == "train")
+    made = iter(previews(image for number in order for image in questions[number].images))
+    found = {number: tuple(ShownImage(name, next(made)) for name in questions[number].image_names) for number in order}
+    return [found[number] for number in range(len(questions))]
 
 
 def _losses(config: RunConfig, base: _ModelAnswers, tuned: _ModelAnswers) -> Losses | None:

@@ -50,6 +50,6 @@ class Head:
     def wait(self, condition: Callable[[], object], seconds: float = 300, every: float = 0.5) -> None:
         wait_for(condition, seconds, lambda: self.start("status").communicate()[0], every=every)
 
-    def wait_for_the_queue(self, seconds: float = 300) -> None:
+    def wait_for_the_queue(self, seconds: float = 300, every: float = 0.5) -> None:
         """Until Slurm has no job left."""
-        self.wait(lambda: not self.slurm("squeue", "--noheader"), seconds)
+        self.wait(lambda: not self.slurm("squeue", "--noheader"), seconds, every)

@@ -27,13 +27,10 @@ from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.rewards.process import NoRewardError
 from hyperpod_ft.runs.job_files import NOTICE
 from hyperpod_ft.runs.results import sampled_answers
-from hyperpod_ft.runs.results.samples import Samples
-from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset, download, reward, stage
 from tests.tasks import task_of
 from tests.training.conftest import Jobs, curve, descendants, metrics, tiny_llama, train_here
-from tests.training.every_stage import perform
 from tests.training.test_trl import again_from
 from tests.unit import tiny_tokenizer
 from tests.unit.stage_runs import finish
@@ -242,19 +239,6 @@ def test_two_ranks_go_on_after_a_kill_and_stop_at_a_notice(tmp_path: Path, trl_j
     assert record is not None and record.facts["resumed_from"] == [2, 6]
     assert (curve(run), [row["reward"] for row in metrics(run)]) == whole
     assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
-
-
-def test_the_recipe_learns_a_form_from_rewards_alone(tmp_path: Path) -> None:
-    changes = [f"cluster.root={tmp_path / 'root'}", "training.max_steps=14"]
-    run = perform(Run.of(run_file.load(run_file.find("quickstart-grpo"), changes)))
-    rewards = [row["reward"] for row in metrics(run)]
-    assert rewards[0] < 0.3 and max(rewards[-5:]) > 0.9, rewards
-    summary = summary_of(run)
-    assert summary and summary.reward == rewards[-1] and summary.completion_length
-    samples = Samples.read(run.paths.samples_path)
-    answers = [prompt.tuned for prompt in samples.prompts]
-    assert sum(answer.startswith("nodes ") for answer in answers) > len(answers) / 2, answers
-    assert "GRPO" in (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_answer_without_reward_is_named_and_all_of_a_step_end_the_run(

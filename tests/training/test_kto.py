@@ -16,12 +16,10 @@ from trl.trainer.kto_trainer import KTOTrainer
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset, download, stage
 from tests.tasks import task_of
-from tests.training.conftest import kit, metrics, tiny_llama, train_here
-from tests.training.every_stage import perform
+from tests.training.conftest import metrics, tiny_llama, train_here
 from tests.unit import tiny_tokenizer
 from tests.unit.stage_runs import finish
 
@@ -159,19 +157,3 @@ def test_labels_belong_to_their_rows(tmp_path: Path) -> None:
     assert report["desirable_examples"] == train and report["validation_rows"] > 4
     samples = [json.loads(line) for line in (run.paths.dataset_path / "samples.jsonl").read_text().splitlines()]
     assert samples and all(sample["completion"].startswith(" quick") for sample in samples)
-
-
-def test_the_recipe_tells_both_kinds_of_answers_apart(tmp_path: Path) -> None:
-    changes = [f"cluster.root={tmp_path / 'root'}", "parallelism.ranks_per_node=1", "training.max_steps=12"]
-    changes += ["generate.max_new_tokens=4", "generate.train_samples=2", "generate.validation_samples=2"]
-    run = perform(Run.of(run_file.load(run_file.find("quickstart-kto"), changes)))
-    facts = run.journal.record("train").facts  # type: ignore[union-attr]
-    assert facts["base_validation_loss"] == pytest.approx(0.5) and facts["validation_loss"] < 0.45
-    assert metrics(run)[0]["rewards/margins"] == 0 and facts["rewards/margins"] > 1
-    samples = Samples.read(run.paths.samples_path)
-    assert samples.validation_loss is None
-    with_flags = [("--" in answer.base, "--" in answer.tuned) for answer in samples.all_answers]
-    assert sum(tuned > base for base, tuned in with_flags) > len(with_flags) / 2, samples.all_answers
-    assert all(row.expected.startswith("--") for row in samples.samples)
-    assert "Kahneman-Tversky optimization (KTO), beta 0.1" in (run.paths.tuned_model / "README.md").read_text()
-    assert "rewards/margins" in kit("compare", str(run.paths.directory))

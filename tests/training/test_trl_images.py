@@ -1,5 +1,6 @@
 """Rows with images through all stages with engine trl: they are learned, and shown alike wherever a model gets them."""
 
+import base64
 import os
 import pickle
 import runpy
@@ -18,22 +19,29 @@ from torch.utils.data import DataLoader
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.cli.output import show_runs
+from hyperpod_ft.config import run_file
+from hyperpod_ft.data.images import files
 from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.images.stored import ImageRows
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.trl import trainer
 from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.engines.trl.images import ImageBatches, ImageCollator
+from hyperpod_ft.evaluation.answers import as_text
 from hyperpod_ft.planning.families import IMAGE_TOWERS
 from hyperpod_ft.report.facts import dataset_facts
 from hyperpod_ft.report.gather import gather
+from hyperpod_ft.report.page import report_page
 from hyperpod_ft.runs.job_files import STOP_SIGNALS
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving import __main__ as serving
 from hyperpod_ft.serving.answers.answering import Answering
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
-from hyperpod_ft.stages import consolidate, dataset, generate, merge
+from hyperpod_ft.stages import consolidate, dataset, merge
 from hyperpod_ft.stages.stage import perform
+from tests.training import every_stage
 from tests.training.conftest import curve, metrics, train_here
 from tests.unit import tiny_images
 from tests.unit.stage_runs import finish, make_run
@@ -81,15 +89,17 @@ def prepared(
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose training was killed after its 18th step, and went on from the 16th."""
-    run = prepared(tmp_path_factory.mktemp("tuned"), "qwen3_vl", 120, max_steps=48, validate_every_steps=16)
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr(StepsFollower, "on_step_begin", killed_after(18, StepsFollower.on_step_begin))
+    """The recipe, whose training was killed after its 18th step, and went on from the 16th."""
+    root = tmp_path_factory.mktemp("tuned") / "root"
+    changes = [f"cluster.root={root}", "training.save_every_steps=8"]
+
+    def train(run: Run) -> None:
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(KilledError):
+            patched.setattr(StepsFollower, "on_step_begin", killed_after(18, StepsFollower.on_step_begin))
+            train_here(run)
         train_here(run)
-    train_here(run)
-    for name, work in (("consolidate", consolidate.work), ("merge", merge.work), ("generate", generate.work)):
-        perform(run, name, work)
-    return run
+
+    return every_stage.perform(Run.of(run_file.load(run_file.find("quickstart-images"), changes)), train)
 
 
 def killed_after(step: int, begin: Callable[..., None]) -> Callable[..., None]:
@@ -104,12 +114,12 @@ def killed_after(step: int, begin: Callable[..., None]) -> Callable[..., None]:
 def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: Run) -> None:
     record = tuned.journal.record("train")
     assert record is not None and record.facts["resumed_from"] == [16]
-    assert [row["step"] for row in metrics(tuned)] == list(range(1, 49))
+    assert [row["step"] for row in metrics(tuned)] == list(range(1, 81))
     assert "Images" in dict(dataset_facts(gather(tuned)))
     train = tuned.paths.dataset_path / "train"
     rows = range(len(PackedSplit(train)))
     in_epoch = ImageBatches(train, ImageReader.load(tuned.paths.base_model)).of(rows)["attention_mask"].sum()
-    assert record.facts["tokens"] == in_epoch * record.facts["epochs"] and record.facts["epochs"] == 4
+    assert record.facts["tokens"] == in_epoch * record.facts["epochs"] and record.facts["epochs"] == 8
     found = Samples.read(tuned.paths.samples_path)
     assert found is not None
     exact = found.exact_match["validation"]
@@ -118,6 +128,21 @@ def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: 
     # as TRL's trainer has computed it before the merge
     assert found.validation_loss.tuned.mean == pytest.approx(metrics(tuned)[-1]["validation_loss"], rel=1e-3)
     assert found.validation_loss.base.mean == pytest.approx(record.facts["base_validation_loss"], rel=1e-3)
+
+
+def test_the_report_shows_small_copies_of_held_out_pictures(tuned: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for row in Samples.read(tuned.paths.samples_path).samples if row.split == "validation"]
+    drawn = {path.name: path.read_bytes() for path in (tuned.paths.raw_datasets[0] / "images").iterdir()}
+    page = report_page([gather(tuned)])
+    for row in rows:
+        (image,) = row.images
+        copy = base64.b64decode(image.jpeg)
+        expected, shown = (np.asarray(files.opened([file])[0], int) for file in (drawn[Path(image.name).name], copy))
+        assert abs(expected - shown).mean() < 12 and f'src="data:image/jpeg;base64,{image.jpeg}"' in page
+    assert len({image.name for row in rows for image in row.images}) == 20
+    show_runs.results(tuned)
+    assert f"{rows[0].images[0].name} <|im_start|>user" in capsys.readouterr().out
+    assert f"  images: {rows[0].images[0].name}\n" in as_text(Samples.read(tuned.paths.samples_path))
 
 
 def test_the_tuned_model_is_the_whole_one(tuned: Run) -> None:
@@ -176,6 +201,16 @@ def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
         with pytest.raises(HttpError, match=says) as raised:
             server.answer(request, lambda _: None)
         assert raised.value.status == 400
+
+
+def test_one_question_is_asked_about_a_picture(tuned: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    row = Samples.read(tuned.paths.samples_path).samples[0]
+    asked = ["--model", f"it={tuned.paths.tuned_model}", "--device=cpu", f"--ask={PICTURES['QUESTIONS']['color']}"]
+    serving.main([*asked, f"--image={tuned.paths.raw_datasets[0] / row.images[0].name}"])
+    assert capsys.readouterr().out == f"{row.tuned}\n"
+    with pytest.raises(SystemExit):
+        serving.main([*asked, "--image=/none.png"])
+    assert "error: --image: /none.png: No such file" in capsys.readouterr().err
 
 
 def test_a_signal_to_all_processes_ends_no_worker(tuned: Run) -> None:

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import re
+import runpy
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hyperpod_ft.config import run_file
@@ -55,6 +57,21 @@ def test_the_rows_are_what_their_script_makes(script: Any, rows: list[dict[str, 
     assert script("make_data").rows(17) == rows
     assert script("make_preferences").preferences() == read_rows("preferences.jsonl")
     assert script("make_preferences").feedback() == read_rows("feedback.jsonl")
+
+
+def test_the_pictures_are_what_their_script_draws(tmp_path: Path) -> None:
+    """But for how their pixels are compressed."""
+    shipped = QUICKSTART.parent / "pictures" / "colors"
+    draw = runpy.run_path(str(shipped.with_name("make_pictures.py")))["write"]
+    rows = draw(tmp_path, 100, questions=("color",))
+    assert (tmp_path / "rows.jsonl").read_bytes() == (shipped / "rows.jsonl").read_bytes()
+    drawn, kept = ({path.name: pixels(path) for path in (of / "images").iterdir()} for of in (tmp_path, shipped))
+    assert drawn == kept and len(rows) == len(drawn)
+
+
+def pixels(path: Path) -> bytes:
+    with Image.open(path) as image:
+        return image.tobytes()
 
 
 def test_the_quickstart_is_validated_on_rows_that_differ_from_all_others(rows: list[dict[str, str]]) -> None:

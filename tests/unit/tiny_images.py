@@ -36,7 +36,9 @@ def save(directory: Path, model_type: str, hidden: int = 32) -> None:
         bos_token=tiny_tokenizer.BOS,
         eos_token=end,
         pad_token=tiny_tokenizer.EOS,
-        additional_special_tokens=list({*_TURNS[model_type], *(_QWEN if model_type == "qwen3_vl" else ())}),
+        additional_special_tokens=list(
+            dict.fromkeys((*_TURNS[model_type], *(_QWEN if model_type == "qwen3_vl" else ())))
+        ),
         chat_template=templates()[model_type],
         **({"extra_special_tokens": _GEMMA} if model_type == "gemma3" else {}),
     )

@@ -246,6 +246,7 @@ def _answers(run: Run) -> None:
     same_start = len({clip(row.prompt) for row in rows}) < len({row.prompt for row in rows})
     for row in rows:
         prompt = clip_start(row.prompt) if same_start else clip(row.prompt)
+        prompt = f"{clip(row.image_names)} {prompt}".lstrip()
         answers.add_row(*(Text(text) for text in (prompt, clip(row.base), clip(row.tuned))))
     console().print(answers)
     for line in samples.lines():

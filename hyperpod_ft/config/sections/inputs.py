@@ -43,7 +43,7 @@ class Model(Section):
 
     source: Source = Field(
         description="A Hugging Face Hub id (`meta-llama/Meta-Llama-3-8B`), an `s3://bucket/prefix`, a local directory"
-        " (absolute, or starting with `.`), or `example:tiny-llama`, which is included."
+        " (absolute, or starting with `.`), or `example:tiny-llama` and `example:tiny-qwen3-vl`, which are included."
     )
     revision: Revision | None = Field(
         None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
@@ -98,7 +98,7 @@ class SourceSettings(Section):
     source: Source | None = Field(
         None,
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " `example:requests`, `example:preferences`, `example:feedback` or `example:qa`.",
+        " `example:requests`, `example:preferences`, `example:feedback`, `example:pictures` or `example:qa`.",
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(

@@ -19,6 +19,7 @@ IMAGE = "\ufdd0"  # an image in a message's text: a code point that Unicode will
 _IMAGE_PARTS = ("image", "image_url", "input_image")
 _IMAGE_KEYS = ("image", "image_url", "url", "path")  # of such a part; without any, it is the next of the row's column
 _OF_LLAVA = "<image>"
+_NAME = 200  # characters kept of an image's name, at its end
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -33,7 +34,8 @@ _TRAINED_KEYS = ("weight", "train", "training")  # OpenAI's; axolotl's
 class Conversation:
     """`untrained`: the places of assistant messages that are context only.
 
-    `images`: the content of their files, in the order in which `IMAGE` stands for them in the messages.
+    `images`: the content of their files, in the order in which `IMAGE` stands for them in the messages; `image_names`:
+    what the row calls these files, empty for those that it contains.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -41,10 +43,17 @@ class Conversation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     untrained: frozenset[int] = frozenset()
     images: tuple[bytes, ...] = ()
+    image_names: tuple[str, ...] = ()
 
     def images_before(self, place: int) -> tuple[bytes, ...]:
         """Those of the messages before a place."""
-        return self.images[: sum(message["content"].count(IMAGE) for message in self.messages[:place])]
+        return self.images[: self._count_before(place)]
+
+    def image_names_before(self, place: int) -> tuple[str, ...]:
+        return self.image_names[: self._count_before(place)]
+
+    def _count_before(self, place: int) -> int:
+        return sum(message["content"].count(IMAGE) for message in self.messages[:place])
 
 
 ReadImage = Callable[[Any], bytes]
@@ -103,6 +112,7 @@ def of_messages(
         _template_kwargs(template_kwargs),
         untrained,
         tuple(found.contents) if found else (),
+        tuple(found.names) if found else (),
     )
 
 
@@ -112,6 +122,7 @@ class _Images:
     def __init__(self, read: ReadImage, column: Sequence[Any]) -> None:
         self._read, self._column, self._taken = read, column, 0
         self.contents: list[bytes] = []
+        self.names: list[str] = []
 
     def add(self, part: Mapping[str, Any]) -> None:
         """That of an image part."""
@@ -122,7 +133,7 @@ class _Images:
             given = self._column[self._taken]
             self._taken += 1
         of_openai = isinstance(given, dict) and isinstance(given.get("url"), str)
-        self.contents.append(self._read(given["url"] if of_openai else given))
+        self._append(given["url"] if of_openai else given)
 
     def placed(self, messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
         """The messages with the images that no part stands for: where `<image>` is, or before the first question."""
@@ -131,7 +142,8 @@ class _Images:
         first = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
         if self.contents or first is None:
             raise RowError("more images than image parts", f"the row has {len(self._column)} images")
-        self.contents += map(self._read, self._column)
+        for given in self._column:
+            self._append(given)
         written = sum(message["content"].count(_OF_LLAVA) for message in messages)
         if written not in (0, len(self._column)):
             raise RowError(f"another number of {_OF_LLAVA} than images", f"{written}, {len(self._column)} images")
@@ -139,6 +151,11 @@ class _Images:
             return tuple({**one, "content": one["content"].replace(_OF_LLAVA, IMAGE)} for one in messages)
         asked = {**messages[first], "content": IMAGE * len(self._column) + messages[first]["content"]}
         return (*messages[:first], asked, *messages[first + 1 :])
+
+    def _append(self, given: Any) -> None:
+        self.contents.append(self._read(given))
+        path = given.get("path") if isinstance(given, Mapping) else given
+        self.names.append(path[-_NAME:] if isinstance(path, str) and not path.startswith("data:") else "")
 
 
 def _listed(row: Mapping[str, Any], name: str) -> list[Any]:

@@ -42,6 +42,10 @@ class Example:
         """Those before its last turn."""
         return self.conversation.images_before(self.places[-1]) if self.conversation else ()
 
+    @property
+    def image_names(self) -> tuple[str, ...]:
+        return self.conversation.image_names_before(self.places[-1]) if self.conversation else ()
+
     def without_images(self) -> "Example":
         """The same without the files of its images, which may be much larger than its text."""
         return replace(self, conversation=replace(self.conversation, images=())) if self.conversation else self

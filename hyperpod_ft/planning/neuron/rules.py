@@ -33,7 +33,7 @@ def imports(config: RunConfig) -> tuple[str, ...]:
     return "torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"
 
 
-def variables(config: RunConfig, cache: Path) -> dict[str, str]:
+def variables(config: RunConfig, cache: Path | None) -> dict[str, str]:
     """The cache's directory is always added to NEURON_CC_FLAGS, whatever `cluster.environment` sets there.
 
     Without it, optimum-neuron looks for compiled graphs on each node's local disk.

@@ -46,11 +46,13 @@ def imports(config: RunConfig) -> tuple[str, ...]:
     return ("torch", "torch_neuronx") if config.instance.is_neuron else ("torch",)
 
 
-def variables(config: RunConfig, cache: Path) -> dict[str, str]:
-    """Locks and intermediate files stay on the node, in directories for this cache alone.
+def variables(config: RunConfig, cache: Path | None) -> dict[str, str]:
+    """Of Trainium: locks and intermediate files stay on the node, in directories for this cache alone.
 
     The defaults are the same for all users of a node, and only the first could write there.
     """
+    if cache is None:
+        return {}
     digest = hashlib.sha256(bytes(cache)).hexdigest()[:12]
     local = Path("/tmp") / f"hyperpod-ft-{digest}"  # noqa: S108 - a shared volume may have no file locks
     given, found = config.cluster.environment, trainium.node_settings(config)

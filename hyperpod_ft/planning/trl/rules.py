@@ -34,12 +34,15 @@ def imports(config: RunConfig) -> tuple[str, ...]:
     return ("trl", *ATTENTION[attention(config)], *sorted(further))
 
 
-def variables(config: RunConfig, cache: Path) -> dict[str, str]:
+def variables(config: RunConfig, cache: Path | None) -> dict[str, str]:
     """torch.distributed.checkpoint, which reads a sharded checkpoint, would unpickle what is not a tensor.
 
-    vLLM would report its use to its authors.
+    TRL would import MLflow, a tenth of the time in which a rank starts, for reports that the kit makes itself; vLLM
+    would report its use to its authors.
     """
-    return {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"} | ({"VLLM_NO_USAGE_STATS": "1"} if config.vllm_share else {})
+    found = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
+    found |= {"VLLM_NO_USAGE_STATS": "1"} if config.vllm_share else {}
+    return {name: value for name, value in found.items() if name not in config.cluster.environment}
 
 
 def graph_settings(config: RunConfig) -> dict[str, str]:

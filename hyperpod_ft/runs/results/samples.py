@@ -45,6 +45,14 @@ class Losses:
 
 
 @dataclass(frozen=True)
+class ShownImage:
+    """`name`: of its file in the dataset, empty if its row contains it; `jpeg`: a small copy in base64, or empty."""
+
+    name: str
+    jpeg: str
+
+
+@dataclass(frozen=True)
 class RecordedAnswers:
     """Both models' answers to a prompt. `templated`: a chat template wrote the prompt, with all special tokens."""
 
@@ -52,6 +60,11 @@ class RecordedAnswers:
     templated: bool
     base: str
     tuned: str
+    images: tuple[ShownImage, ...] = ()
+
+    @property
+    def image_names(self) -> str:
+        return ", ".join(image.name for image in self.images if image.name)
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class SampledRow:
     tuned_exact: bool
     base_by_pattern: bool | None = None
     tuned_by_pattern: bool | None = None
+    images: tuple[ShownImage, ...] = ()
 
     @classmethod
     def of(
@@ -93,12 +107,13 @@ class SampledRow:
             tuned=answers.tuned,
             base_exact=answers.base.strip() == expected.strip(),
             tuned_exact=answers.tuned.strip() == expected.strip(),
+            images=answers.images,
             **counts,
         )
 
     @property
     def answers(self) -> RecordedAnswers:
-        return RecordedAnswers(self.prompt, self.templated, self.base, self.tuned)
+        return RecordedAnswers(self.prompt, self.templated, self.base, self.tuned, self.images)
 
 
 @dataclass(frozen=True)

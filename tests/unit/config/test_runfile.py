@@ -125,7 +125,7 @@ def test_missing_local_source_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_example_lists_the_known(tmp_path: Path) -> None:
-    assert "known: feedback, preferences, qa, requests, tiny-llama, tiny-teacher" in refused(
+    assert "known: feedback, pictures, preferences, qa, requests, tiny-llama, tiny-qwen3-vl, tiny-teacher" in refused(
         tmp_path, model__source="example:llama", model__revision=None
     )
 

@@ -56,6 +56,11 @@ def test_memory_that_is_freed_on_a_gpu_serves_other_sizes() -> None:
     assert "MALLOC" not in script
 
 
+def test_ranks_of_engine_trl_unpickle_no_checkpoint() -> None:
+    script = render(of_recipe("quickstart-trl"), INSTALLATION)["train"]
+    assert "export TORCH_FORCE_WEIGHTS_ONLY_LOAD=1\n" in script
+
+
 def without_names(script: str) -> str:
     """The script without what the run and its id put into every line that names them."""
     _, name, run_id = re.findall(r"^readonly RUN_DIR=(/fsx/hyperpod-ft/runs/(.*)/(.*))$", script, re.MULTILINE)[0]

@@ -1,6 +1,9 @@
 """Stage dataset with images: where rows have them, which rows are refused, and what is kept."""
 
+import base64
+import io
 import json
+import random
 import shutil
 import tracemalloc
 from collections.abc import Iterable, Mapping
@@ -9,14 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.images.previews import previews
 from hyperpod_ft.data.images.stored import ImageRows
 from hyperpod_ft.data.inspection.examples import inspect
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.reading import RawRow
+from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
@@ -101,6 +107,24 @@ def test_every_form_of_an_image_becomes_the_same_row(tmp_path: Path, model: Path
     assert (run.paths.dataset_path / "images.bin").stat().st_size == len(RED) + len(BLUE)
     samples = found.samples("train")
     assert sorted(len(found.images(sample)) for sample in samples) == [0, *[1] * 8, 2]
+    assert sorted(tuple(sample.image_names) for sample in samples) == [
+        *[(), ("",), ("",), *[("red.png",)] * 6, ("red.png", "blue.JPG")]
+    ]
+
+
+def test_copies_for_a_page_are_small_and_few() -> None:
+    """Whatever the files are, of which no byte is copied."""
+    noise = Image.frombytes("RGB", (400, 400), random.Random(1).randbytes(400 * 400 * 3))
+    stream = io.BytesIO()
+    noise.save(stream, "JPEG", comment=b"<script>")
+    made = previews([stream.getvalue() + b"<script>"] * 40)
+    some = [base64.b64decode(copy) for copy in made if copy]
+    assert 1 < len(some) < 40 and sum(map(len, made)) < 200_000 and made[len(some) :] == [""] * (40 - len(some))
+    for copy in some:
+        with Image.open(io.BytesIO(copy)) as image:
+            assert image.size == (160, 160) and b"script" not in copy
+    with pytest.raises(RowError, match="cannot be read"):
+        previews([b"<svg/>"])
 
 
 def test_images_in_parquet_are_as_hugging_face_datasets_write_them(tmp_path: Path, model: Path) -> None:
