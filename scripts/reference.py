@@ -35,7 +35,7 @@ def run_file() -> str:
         "One YAML file describes a run, such as [README's](../README.md), or one [by objective](methods.md).",
         "",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Relative paths start at the",
-        "run file's directory. Unknown keys are refused.",
+        "run file's directory, or, if you name a recipe, at the working directory. Unknown keys are refused.",
         "",
         *_FORM,
         "",

@@ -21,7 +21,7 @@ from hyperpod_ft.doctor.volume import scratch
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import problems
-from hyperpod_ft.job.job_host import this_host
+from hyperpod_ft.job.job_host import replacement_on_slurm
 from hyperpod_ft.launch.slurm.site import SlurmNode
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.shipped import PACKAGE
@@ -137,7 +137,7 @@ def _compare_nodes(expected: Expectations, answers: Sequence[NodeFindings]) -> I
             yield ok("clocks of nodes", f"within {spread:.1f} s, with the time that the tasks took to start")
     reports = [one.report for one in answers if one.report]
     if expected.instance and reports:
-        found = problems(reports, expected.instance, this_host().replacement)
+        found = problems(reports, expected.instance, replacement_on_slurm)
         for problem in found:
             what, _, remedy = problem.rpartition("; ")
             yield error("health", what, remedy)

@@ -60,10 +60,8 @@ class JobHost:
         return 0.8 * slurm_notice
 
     def replacement(self, node: str) -> str:
-        """How the job gets another node: HyperPod's replacement, other instances, or keeping Slurm from using it."""
-        if HYPERPOD.is_dir():
-            return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'
-        return f'drain the node: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
+        """What to do about a faulty host."""
+        return "repair this machine, or set cluster.instance_type to a type like it"
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,9 @@ class SlurmHost(JobHost):
 
     def host_names(self) -> Sequence[str]:
         return Slurm().host_names(self.node_list)
+
+    def replacement(self, node: str) -> str:
+        return replacement_on_slurm(node)
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,13 @@ class TrainingJobHost(JobHost):
 
     def replacement(self, node: str) -> str:
         return "have SageMaker start the job on other instances: hyperpod-ft resume"
+
+
+def replacement_on_slurm(node: str) -> str:
+    """How a job gets another node: HyperPod's replacement, or keeping Slurm from using this one."""
+    if HYPERPOD.is_dir():
+        return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'
+    return f'drain the node: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
 
 
 def this_host(environment: Mapping[str, str] = os.environ) -> JobHost:

@@ -94,4 +94,4 @@ def _missing(kind: assets.Kind, asset: Asset, run_file: str) -> UserError:
 
 
 def _download(run_file: str) -> str:
-    return f"run: hyperpod-ft submit {run_file} --only download"
+    return f"run: hyperpod-ft submit {run_file} --launcher process --only download --watch"

@@ -21,7 +21,7 @@ import pytest
 from tests.lifecycle.cluster import USER, Cluster
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS
 from tests.lifecycle.nodes import Node, container
-from tests.pages.blocks import ROOT
+from tests.pages.blocks import ROOT, uncommented
 from tests.pages.blocks import blocks as page_blocks
 from tests.pages.reader import CURL, EDITOR, clone
 from tests.unit.wheels import wheel
@@ -134,10 +134,10 @@ def typed_by_a_user(head: Node, shell: str, instance: str) -> tuple[str, str]:
     For GPUs, stages run on this node before the others, as they do where others have no network.
     """
     _, install, get, init, edit, check, offline, submit, use = map(without_comments, page_blocks(PAGE))
-    both, trainium = page_blocks(PAGE, "yaml")
-    typed = both.replace("partition: p5", "partition: trn1")  # the name of the cluster's only nodes
+    (typed,) = page_blocks(PAGE, "yaml")
+    typed = typed.replace("partition: p5", "partition: trn1")  # the name of the cluster's only nodes
     if instance.startswith("trn1"):
-        init, typed = init.replace("p5.48xlarge", instance), f"{typed}---\n{trainium}"
+        init, typed = init.replace("p5.48xlarge", instance), uncommented(typed)
         by_root = [line.replace("sudo ", "") for line in install.splitlines() if "sudo" in line]
         head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
         install = "\n".join(line for line in install.splitlines() if "sudo" not in line)
@@ -178,7 +178,7 @@ def test_gpus(head: Node) -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8").replace("/fsx/DIRECTORY", home)
     make, use = (re.search(rf"`(?:sudo )?({words} [^`]*{home})`", text) for words in ("install -d", "export"))
     assert make and use
-    head.run("bash", "-lc", make[1].replace("NAME", USER))
+    head.run("bash", "-lc", make[1].replace("$USER", USER))
     as_user(head, f"cp -r ~/hyperpod-ft-src {home}")
     shown, trained = typed_by_a_user(head, use[1], "p5.48xlarge")
     assert re.search(r"node ip-10-1-0-12 +ok: volume, locks", shown), shown

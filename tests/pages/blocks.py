@@ -19,6 +19,11 @@ def blocks(page: str, language: str = "sh", heading: str = "") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def uncommented(block: str) -> str:
+    """A block with the lines of keys that it has as comments."""
+    return re.sub(r"^( *)# (\w+:)", r"\1\2", block, flags=re.MULTILINE)
+
+
 def run_blocks(
     page: str,
     found: Sequence[str],

@@ -220,7 +220,7 @@ def test_nodes_that_lack_devices_and_have_an_old_driver(
     assert rows["node node1"].verdict == "error"
     assert "2.20.1.0 is older than 2.24.7.0" in rows["node node1"].found
     assert rows["health"].found == "node1: neuron-ls lists 1 devices, trn1.32xlarge has 16"
-    assert "node1" in rows["health"].remedy
+    assert "scontrol update nodename=node1 state=drain" in rows["health"].remedy
 
 
 def test_a_busy_node_does_not_hide_the_others(nodes_of: Rows, head: Head) -> None:

@@ -35,7 +35,7 @@ def test_the_page_trains_a_newcomers_file(
     values = yaml.safe_load(run_file.read_text(encoding="utf-8"))
     templates = ("source", "format", "prompt_template", "completion_template")
     assert [values["dataset"][key] for key in templates] == [sections["dataset"][key] for key in templates]
-    values["dataset"] |= sections["dataset"] | {"max_length": 512}
+    values["dataset"] |= sections["dataset"] | {"max_length": 512, "validation_share": 0.2}  # of few rows
     values["generate"] |= pattern["generate"]
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")
     assert "+ completion" in kit("data", "show", "run.yaml", "--row", "3")

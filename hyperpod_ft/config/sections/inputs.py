@@ -97,8 +97,9 @@ class SourceSettings(Section):
 
     source: Source | None = Field(
         None,
-        description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " `example:requests`, `example:preferences`, `example:feedback`, `example:pictures` or `example:qa`.",
+        description="Required without `sources`. A Hub dataset id, an `s3://` URI, a local file or directory"
+        " (absolute, or starting with `.`), `example:requests`, `example:preferences`, `example:feedback`,"
+        " `example:pictures` or `example:qa`.",
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(
@@ -119,12 +120,12 @@ class SourceSettings(Section):
     )
     format: Format | None = Field(
         None,
-        description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
-        " `prompt-completion` (prompt, completion), `chat` (messages or conversations,"
-        " with tools; the tokenizer's chat template),"
-        " `text` (text), `template` (the two templates below), `preference` (prompt, chosen, rejected:"
-        " strings or chat messages; objectives dpo and reward), `unpaired-preference` (prompt, completion, and label:"
-        " true or false; objective kto), or `prompt` (prompt, and columns that rewards need; objectives that sample).",
+        description="Required without `sources`. `dolly` (instruction, context, response),"
+        " `alpaca` (instruction, input, output), `prompt-completion` (prompt, completion),"
+        " `chat` (messages or conversations, with tools; the tokenizer's chat template), `text` (text),"
+        " `template` (the two templates below), `preference` (prompt, chosen, rejected: strings or chat messages;"
+        " objectives dpo and reward), `unpaired-preference` (prompt, completion, and label: true or false; objective"
+        " kto), or `prompt` (prompt, and columns that rewards need; objectives that sample).",
     )
     prompt_template: str | None = Field(
         None, description="Formats `template` and `prompt`: Jinja template of the row's fields."

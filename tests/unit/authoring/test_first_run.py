@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hyperpod_ft.authoring.dataset_format import LocalFiles
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.new_run import NewRun, new_run
 from hyperpod_ft.config import run_file
 from scripts.memory_table import QWEN3_8B
-from tests.pages.blocks import ROOT, blocks
+from tests.pages.blocks import ROOT, blocks, uncommented
 from tests.pages.reader import environment
 from tests.programs import write_program
 
@@ -57,8 +58,9 @@ def test_the_run_file_fits_a_node_of_a_cluster(tmp_path: Path, instance: str) ->
     draft = written(tmp_path, instance, QWEN3_8B)
     assert draft.get("env.package_repositories") == (REPOSITORIES if instance.startswith("trn") else None)
     assert draft.get("engine") == {"p5": "auto", "trn1": "neuron", "trn2": "torch"}[instance.partition(".")[0]]
-    for typed in blocks(SLURM, "yaml"):
-        check_typed(draft, typed)
+    (typed,) = blocks(SLURM, "yaml")
+    check_typed(draft, typed)
+    check_typed(draft, uncommented(typed))
 
 
 def check_typed(draft: Draft, typed: str) -> None:
@@ -75,3 +77,12 @@ def test_the_clone_is_copied_to_the_head_node(tmp_path: Path) -> None:
     write_program(tmp_path / "bin" / "ssh", f'cd {head_node}; [[ $1 == HEAD_NODE ]]; bash -c "$2"')
     subprocess.run(["bash", "-c", blocks(SLURM)[0]], cwd=ROOT, env=environment(tmp_path), check=True)
     assert (head_node / "hyperpod-ft-src" / "constraints.txt").exists()
+
+
+def test_a_csv_file_becomes_rows_that_init_recognizes(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('question,answer\n"2, and 2?",4\nAn é?,"two\nlines"\n', encoding="utf-8")
+    (convert,) = blocks("docs/your-own-data.md")
+    subprocess.run(["bash", "-c", convert], cwd=tmp_path, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows == [{"question": "2, and 2?", "answer": "4"}, {"question": "An é?", "answer": "two\nlines"}]
+    assert LocalFiles.of(tmp_path / "rows.jsonl", ["*.jsonl"], "train").format().keys["format"] == "template"

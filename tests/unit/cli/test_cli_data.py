@@ -120,7 +120,7 @@ def test_what_is_not_on_this_machine_is_one_line(place: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
             f"error: {key}.source: someone/something is not on this machine;"
-            " run: hyperpod-ft submit run.yaml --only download\n"
+            " run: hyperpod-ft submit run.yaml --launcher process --only download --watch\n"
         )
     (place / "empty").mkdir(exist_ok=True)
     (place / "empty" / "config.json").write_text("{}")

@@ -17,7 +17,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import health, job_host, node_report
 from hyperpod_ft.job.health import problems
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import JobHost, SlurmHost
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import ATTEMPT_DIRECTORY, failures
 from hyperpod_ft.runs.attempts import NodeFailure
@@ -98,9 +98,10 @@ def test_versions_are_those_of_most_nodes() -> None:
 
 def test_replacement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(job_host, "HYPERPOD", tmp_path / "absent")
-    assert "scontrol update nodename=node3 state=drain reason=" in JobHost("node1").replacement("node3")
+    assert "scontrol update nodename=node3 state=drain reason=" in SlurmHost("node1").replacement("node3")
     monkeypatch.setattr(job_host, "HYPERPOD", tmp_path)
-    assert 'scontrol update node=node3 state=fail reason="Action:Replace"' in JobHost("node1").replacement("node3")
+    assert 'scontrol update node=node3 state=fail reason="Action:Replace"' in SlurmHost("node1").replacement("node3")
+    assert "scontrol" not in JobHost("node1").replacement("node1"), "without Slurm, on HyperPod too"
 
 
 @pytest.fixture
