@@ -27,8 +27,8 @@ from transformers.models.auto.modeling_auto import (
 from benchmarks.command import ROOT
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.certificate.model import save_small
 from hyperpod_ft.engines.torch.certificate.certify import certify
-from hyperpod_ft.engines.torch.certificate.model import save_small
 from hyperpod_ft.engines.torch.consolidable import needed_targets
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.certificate import Certificate

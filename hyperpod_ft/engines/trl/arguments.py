@@ -6,6 +6,7 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.trl.settings import SETTINGS
 
 
 def arguments(config: RunConfig, sharding: Sharding, steps: int, directory: Path) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def arguments(config: RunConfig, sharding: Sharding, steps: int, directory: Path
         # every trained parameter is used in every forward pass, but for a tower without images; no buffer changes
         "ddp_find_unused_parameters": config.lora.image_tower,
         "ddp_broadcast_buffers": False,
+        **({"router_aux_loss_coef": 0.0} if "router_aux_loss_coef" in SETTINGS[training.objective] else {}),
         **_OF_OBJECTIVE[training.objective](config),
         **config.trl,
     }
