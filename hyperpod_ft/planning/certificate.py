@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import limits_of
-from hyperpod_ft.planning.layout import Degrees, Sharding
+from hyperpod_ft.planning.layout import Degrees, Layout
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class Certificate:
     not_packed: str = ""  # why documents do not share rows; empty: they train there as they do alone
     not_proven: str = ""  # why there was no small model to prove anything with
     target_parameters: tuple[str, ...] = ()  # PEFT's, of the adapters; those of shared experts are such too
-    not_sharded: str = ""  # why ranks of engine trl do not divide all weights that are trained
+    # of engine trl, with method full
+    not_sharded: str = ""  # why ranks do not divide the weights
+    unreached: str = ""  # a parameter that gets no gradient, for which ranks that do not divide them would wait
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Certificate | None":
@@ -73,12 +75,14 @@ class Certificate:
                 "set it to 1",
             )
 
-    def check_sharding(self, sharding: Sharding) -> None:
-        """Raise UserError where ranks would write checkpoints that cannot be consolidated."""
-        if self.not_sharded and sharding.by_layer:
+    def check_layout(self, layout: Layout) -> None:
+        """Raise UserError for ranks that would wait for one another, or whose checkpoints could not be consolidated."""
+        sharded = layout.sharding.by_layer
+        reason = self.not_sharded if sharded else self.unreached and f"{self.unreached} gets no gradient"
+        if reason and layout.degrees.data_parallel > 1:
             raise UserError(
-                f"parallelism.sharding: {sharding} is not possible with this model: {self.not_sharded}",
-                "set it to replicated, training.method to lora, or engine to torch",
+                f"parallelism.sharding: {layout.sharding} is not possible with this model: {reason}",
+                "set training.method to lora, or use one rank or engine torch",
             )
 
 

@@ -81,7 +81,7 @@ def check_model_directory(
     own_attention = packs and not is_encoder_decoder(model_config)
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     if certificate:
-        certificate.check_sharding(layout.sharding)
+        certificate.check_layout(layout)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
     unknown = _unknown(config, shape, model_config) if available(config) else ""
     if available(config) and config.teacher and teacher is None:
@@ -123,7 +123,7 @@ def _unknown(config: RunConfig, shape: ModelShape | None, model_config: Mapping[
         return f"it is not known for {family} models with engine {config.engine}"
     if isinstance(shape, UndividedShape) and not shape.complete:
         return f"at least that: what layers of {family} models keep beside their matrices is not counted"
-    if config.dataset.images:
+    if config.engine == "trl" and is_image_text(model_config):  # which it loads whole
         return "at least that: what reads images is not counted"
     return ""
 

@@ -79,13 +79,15 @@ def certify(config: RunConfig, source: Path, teacher: Path | None, scratch: Path
             if config.training.samples_answers:
                 check_answers(model, objective)
         with contextlib.redirect_stdout(io.StringIO()):  # what training reports of a small model is of no interest
-            _check_round_trip(config, small, computed, scratch, expected, packed=not not_packed)
+            unreached = _round_trip(config, small, computed, scratch, expected, packed=not not_packed)
     except UserError:
         raise
     except Exception as error:  # transformers' classes raise errors of any type
         reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
         raise UserError(f"model.source: TRL cannot train a small model of this type: {reason}", _REMEDY) from error
-    return Certificate(not_packed, not_sharded="" if lora else _why_not_sharded(small))
+    if lora:
+        return Certificate(not_packed)
+    return Certificate(not_packed, not_sharded=_why_not_sharded(small), unreached=unreached)
 
 
 def _check_class(config: RunConfig, source: Path) -> None:
@@ -152,13 +154,13 @@ def _packed_losses(directory: Path, model: PreTrainedModel, first_seed: int) -> 
     return torch.stack([part.sum() for part in nn.functional.pad(losses, (1, 0)).split(LENGTHS)])
 
 
-def _check_round_trip(
+def _round_trip(
     config: RunConfig, small: Path, computed: str, scratch: Path, expected: Trained | None, *, packed: bool
-) -> None:
-    """Train the small model, and load the result. `expected`: None for a reward model.
+) -> str:
+    """Train the small model, and load the result; gives a trained parameter that gets no gradient, or nothing.
 
-    Raises UserError when TRL's loss is another one, an adapter gets no gradient, or what transformers or PEFT load is
-    not what was trained.
+    `expected`: None for a reward model. Raises UserError when TRL's loss is another one, an adapter gets no gradient,
+    or what transformers or PEFT load is not what was trained.
     """
     lora = config.lora if config.training.method == "lora" else None
     settings: dict[str, Any] = {"engine": "trl", "trl": {"model_init_kwargs": {"attn_implementation": computed}}}
@@ -167,18 +169,8 @@ def _check_round_trip(
     task = small_task(small, lora, scratch / "run", packed=packed or not expected, settings=settings)
     if lora:
         _check_adapters(small, lora_config(task.config, read_config(small)))
-    seen: list[torch.Tensor] = []
-    start: dict[str, torch.Tensor] = {}
-
-    @torch.no_grad()
-    def look(model: nn.Module) -> None:
-        seen.append(model(**inputs(), use_cache=False).logits[0].clone())
-        if start:
-            check_gradients(start, model)
-        elif lora:
-            start.update((name, value.clone()) for name, value in model.named_parameters() if value.requires_grad)
-
-    trained = train(task, Ranks(0, 1, 0, dist.HashStore()), look)
+    watched = _Watched()
+    trained = train(task, Ranks(0, 1, 0, dist.HashStore()), watched.look)
     if expected:
         first = json.loads(task.metrics_path.read_text(encoding="utf-8").partition("\n")[0])["loss"]
         wanted = float(expected.losses.sum()) / (sum(LENGTHS) - len(LENGTHS))
@@ -188,7 +180,33 @@ def _check_round_trip(
                 f" {wanted:.4f}",
                 _OTHER.format("eager") if computed == "sdpa" else _REMEDY,
             )
-    check_result(small, trained.checkpoint, scratch, *seen, adapters=lora is not None)
+    if lora:
+        check_gradients(watched.start, watched.trained)
+    check_result(small, trained.checkpoint, scratch, *watched.logits, adapters=lora is not None)
+    return min(watched.start.keys() - watched.reached, default="")
+
+
+class _Watched:
+    """The small model in training: its logits before and after, and which parameters get a gradient."""
+
+    def __init__(self) -> None:
+        self.logits: list[torch.Tensor] = []
+        self.start: dict[str, torch.Tensor] = {}
+        self.reached: set[str] = set()
+
+    @torch.no_grad()
+    def look(self, model: nn.Module) -> None:
+        self.logits.append(model(**inputs(), use_cache=False).logits[0].clone())
+        self.trained = model
+        if len(self.logits) > 1:
+            return
+        for name, value in model.named_parameters():
+            if value.requires_grad:
+                self.start[name] = value.clone()
+                value.register_post_accumulate_grad_hook(partial(self._reach, name))
+
+    def _reach(self, name: str, _: torch.Tensor) -> None:
+        self.reached.add(name)
 
 
 def _check_adapters(small: Path, asked: LoraConfig) -> None:

@@ -6,7 +6,7 @@ They are those of TRL 1.16 and accelerate 1.15, and of what the kit has tried wi
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, is_encoder_decoder
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, is_encoder_decoder, of_language_model
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
@@ -140,10 +140,10 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
             f"leave it out, or choose a model of type {', '.join(IMAGE_TOWERS)}",
         )
     _check_causal("model.source", model_config)
-    if model_config.get("output_router_logits") and "router_aux_loss_coef" not in config.trl:
+    if of_language_model(model_config).get("output_router_logits"):
         raise UserError(
-            "model.source: its config.json asks for the router's load-balancing loss",
-            "set trl: {router_aux_loss_coef: ...}, 0.0 for none, or set engine: torch",
+            "model.source: its config.json asks for the router's load-balancing loss, which engine trl does not train",
+            "set output_router_logits to false there, or set engine: torch",
         )
     if config.training.samples_answers:
         _check_positions(config, "the model", model_config)
@@ -157,7 +157,7 @@ def check_teacher(config: RunConfig, model_config: Mapping[str, Any]) -> None:
 
 def _check_positions(config: RunConfig, whose: str, model_config: Mapping[str, Any]) -> None:
     length, answer = config.dataset.max_length, config.sampling.max_completion_length
-    positions = model_config.get("max_position_embeddings")
+    positions = of_language_model(model_config).get("max_position_embeddings")
     if isinstance(positions, int) and length + answer > positions:
         raise UserError(
             f"sampling.max_completion_length: an answer of {answer} tokens after a prompt of {length}"

@@ -42,8 +42,6 @@ _COMMON: Mapping[str, Values] = {
     "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "torch_empty_cache_steps": int,
 }
-# TRL would add the loss that balances a mixture's experts, which transformers adds only where config.json asks for it.
-_BALANCED: Mapping[str, Values] = {"router_aux_loss_coef": float}
 # Those that need dpo.label_smoothing are left out.
 PREFERENCE_LOSSES = (
     *("sigmoid", "sigmoid_norm", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard"),
@@ -73,17 +71,11 @@ _SAMPLED: Mapping[str, Values] = {
 }
 # Not steps_per_generation, generation_batch_size and num_iterations: with them, answers outlive a step, and a restart
 # would sample others.
-_REWARDED: Mapping[str, Values] = {
-    **_BALANCED,
-    "epsilon": float,
-    "epsilon_high": float,
-    "mask_truncated_completions": bool,
-}
+_REWARDED: Mapping[str, Values] = {"epsilon": float, "epsilon_high": float, "mask_truncated_completions": bool}
 SETTINGS: Mapping[str, Mapping[str, Values]] = {
-    "sft": {**_COMMON, **_BALANCED, "loss_type": ("nll", "dft")},
+    "sft": {**_COMMON, "loss_type": ("nll", "dft")},
     "dpo": {
         **_COMMON,
-        **_BALANCED,
         "discopop_tau": float,
         "f_alpha_divergence_coef": float,
         "f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"),
@@ -93,7 +85,7 @@ SETTINGS: Mapping[str, Mapping[str, Values]] = {
         "use_weighting": bool,
     },
     "reward": {**_COMMON, "center_rewards_coefficient": float},
-    "kto": {**_COMMON, **_BALANCED, "loss_type": ("kto", "apo_zero_unpaired")},
+    "kto": {**_COMMON, "loss_type": ("kto", "apo_zero_unpaired")},
     "grpo": {
         **_SAMPLED,
         **_REWARDED,
