@@ -216,7 +216,8 @@ def _check_adapters(small: Path, asked: LoraConfig) -> None:
         made = get_peft_model(_built(small, "eager", ""), asked).peft_config["default"]
     except ValueError as error:
         reason = printable(" ".join(str(error).split()))[:200]
-        raise UserError(f"lora.target_modules: {reason}", "set it to other modules") from error
+        names = ", ".join(sorted(name for name in given if f"'{name}'" in str(error)))
+        raise UserError(f"lora.target_modules: {reason}", f"set it to modules without {names or 'some'}") from error
     if isinstance(made, LoraConfig) and made.target_parameters:
         names = ", ".join(sorted(given - set(made.target_modules or ())))
         raise UserError(
