@@ -1,9 +1,9 @@
 """The certificates of all types of causal language models that transformers knows: the tables of docs/models.md.
 
-python -m benchmarks.models torch|trl
+python -m benchmarks.models torch|trl [TYPE ...]
 
-A type's config.json is that of its class's defaults, with what published ones have besides: small models of such kinds
-are tried, as stage certify does, with LoRA and with all parameters.
+All types, or those named. A type's config.json is that of its class's defaults, with what published ones have besides:
+small models of such kinds are tried, as stage certify does, with LoRA and with all parameters.
 """
 
 import contextlib
@@ -186,11 +186,11 @@ def samples(model_type: str) -> bool:
 
 def main() -> None:
     torch.set_num_threads(1)
-    engine = sys.argv[1]
+    engine, *chosen = sys.argv[1:]
     names = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     known = sorted(names - NOT_CAUSAL - set(ENCODER_DECODERS))
     certify = certify_torch if engine == "torch" else trl("sft")
-    outcomes = {name: found for name in known if (found := outcome(name, certify))}
+    outcomes = {name: found for name in chosen or known if (found := outcome(name, certify))}
     text = section(outcomes)
     if engine == "trl":
         without = [name for name, found in outcomes.items() if found.full == "yes" and not samples(name)]

@@ -69,7 +69,7 @@ def certify(config: RunConfig, source: Path, teacher: Path | None, scratch: Path
         reason = f"no small model of this type could be tried: {error}"
         return Certificate(reason, reason)
     _save_tokenizer(small)
-    not_packed = f"objective {objective} has one a row"
+    not_packed = f"objective {objective} packs none"
     try:
         if objective == "sft":
             assert expected
