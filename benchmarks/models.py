@@ -1,16 +1,17 @@
-"""The certificates of all types of causal language models that transformers knows: the table of docs/models.md.
+"""The certificates of all types of causal language models that transformers knows: the tables of docs/models.md.
 
-python -m benchmarks.models
+python -m benchmarks.models torch|trl [TYPE ...]
 
-A type's config.json is that of its class's defaults, with what published ones have besides: small models of such kinds
-are tried, as stage certify does, with LoRA and with all parameters.
+All types, or those named. A type's config.json is that of its class's defaults, with what published ones have besides:
+small models of such kinds are tried, as stage certify does, with LoRA and with all parameters.
 """
 
 import contextlib
 import io
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,19 @@ from transformers.models.auto.modeling_auto import (
 
 from benchmarks.command import ROOT
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora
-from hyperpod_ft.engines.torch.certificate.certify import certify
-from hyperpod_ft.engines.torch.certificate.model import save_small
+from hyperpod_ft.engines.certificate.model import save_small
+from hyperpod_ft.engines.torch.certificate.certify import certify as certify_torch
 from hyperpod_ft.engines.torch.consolidable import needed_targets
+from hyperpod_ft.engines.trl.certificate import certify as certify_trl
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.certificate import Certificate
-from hyperpod_ft.planning.families import ENCODER_DECODERS, NOT_CAUSAL
+from hyperpod_ft.planning.families import ENCODER_DECODERS, NOT_CAUSAL, default_targets
 
 DOCUMENT = ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- made by `python -m benchmarks.models` -->", "<!-- end -->"
+BEGIN, END = "<!-- made by `python -m benchmarks.models {}` -->", "<!-- end -->"
+Certify = Callable[[Path, Lora | None, Path], Certificate]
 # What the defaults of transformers' classes lack, by type.
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
@@ -49,6 +53,8 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 }
 # What a reader can use of the reasons, by what errors say.
 _REASONS = {
+    "TRL does not compute the loss": "TRL does not compute their loss",
+    "TRL cannot train": "TRL's trainers do not take them",
     "no language model alone": "transformers has no language model alone for their text",
     "does not compute what transformers does": "engine `torch` does not compute what transformers does",
     "computes its logits": "engine `torch` does not know how they compute their logits",
@@ -74,7 +80,7 @@ class Outcome:
     reason: str = ""  # why nothing can be trained
 
 
-def outcome(model_type: str) -> Outcome | None:
+def outcome(model_type: str, certify: Certify) -> Outcome | None:
     """The outcome of a type's certificates; None for an encoder-decoder."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "source")
@@ -84,10 +90,10 @@ def outcome(model_type: str) -> Outcome | None:
             return Outcome("", "no", "no", _OTHER_REASONS)
         if is_encoder_decoder(read_config(source)):
             return None
-        found, reason = _certified(source, None, Path(scratch))
+        found, reason = _certified(certify, source, None, Path(scratch))
         if found and found.not_proven:
             return Outcome("", "", "")
-        adapted, lora = _adapted(source, Path(scratch))
+        adapted, lora = _adapted(certify, source, Path(scratch))
         packed = found or adapted
         if packed is None:
             matching = (sentence for part, sentence in _REASONS.items() if part in reason)
@@ -95,16 +101,16 @@ def outcome(model_type: str) -> Outcome | None:
         return Outcome("one" if packed.not_packed else "packed", lora, "yes" if found else "no")
 
 
-def _adapted(source: Path, scratch: Path) -> tuple[Certificate | None, str]:
+def _adapted(certify: Certify, source: Path, scratch: Path) -> tuple[Certificate | None, str]:
     """With LoRA on the default modules, or else on those that can have adapters, without those that get no gradient."""
-    found, _ = _certified(source, Lora(), scratch)
+    found, _ = _certified(certify, source, Lora(), scratch)
     if found:
         return found, "yes"
     with contextlib.suppress(Exception):
         save_small(source, scratch / "named")
-        targets = needed_targets(scratch / "named") or []
+        targets = needed_targets(scratch / "named") or list(default_targets(str(read_config(source)["model_type"])))
         while targets:
-            found, reason = _certified(source, Lora(target_modules=tuple(targets)), scratch)
+            found, reason = _certified(certify, source, Lora(target_modules=tuple(targets)), scratch)
             if found:
                 return found, "named"
             dead = reason.partition("set it to modules without ")[2].split(", ")
@@ -112,7 +118,7 @@ def _adapted(source: Path, scratch: Path) -> tuple[Certificate | None, str]:
     return None, "no"
 
 
-def _certified(source: Path, lora: Lora | None, scratch: Path) -> tuple[Certificate | None, str]:
+def _certified(certify: Certify, source: Path, lora: Lora | None, scratch: Path) -> tuple[Certificate | None, str]:
     """The certificate, or why there is none."""
     with tempfile.TemporaryDirectory(dir=scratch) as directory, contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -149,14 +155,50 @@ def section(outcomes: Mapping[str, Outcome]) -> str:
     return "\n".join(lines)
 
 
+def trl(objective: str) -> Certify:
+    """The certificate of engine trl for an objective, on CPUs: with eager attention, which all types have."""
+    of_objective: dict[str, Any] = {"dataset": {"format": "text"}}
+    if objective == "grpo":
+        of_objective = {"dataset": {"format": "prompt"}, "reward": [{"function": "json"}]}
+
+    def certify(source: Path, lora: Lora | None, scratch: Path) -> Certificate:
+        values = {
+            "name": "models",
+            "engine": "trl",
+            "cluster": {"instance_type": "local"},
+            "model": {"source": str(source)},
+            "training": {"objective": objective, "method": "lora" if lora else "full", "micro_batch_size": 8},
+            **({"lora": lora.model_dump()} if lora else {}),
+            **of_objective,
+        }
+        values["dataset"] |= {"source": str(source), "max_length": 64}
+        return certify_trl(RunConfig.model_validate(values), source, None, scratch)
+
+    return certify
+
+
+def samples(model_type: str) -> bool:
+    """Whether answers of the type are sampled together as it computes them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found, _ = _certified(trl("grpo"), write_config(model_type, Path(scratch, "source")), None, Path(scratch))
+    return found is not None
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    engine, *chosen = sys.argv[1:]
     names = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     known = sorted(names - NOT_CAUSAL - set(ENCODER_DECODERS))
-    text = section({name: found for name in known if (found := outcome(name))})
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    certify = certify_torch if engine == "torch" else trl("sft")
+    outcomes = {name: found for name in chosen or known if (found := outcome(name, certify))}
+    text = section(outcomes)
+    if engine == "trl":
+        without = [name for name, found in outcomes.items() if found.full == "yes" and not samples(name)]
+        text += f"\n\nWithout GRPO, RLOO and distillation: {' '.join(without)}"
+    begin = BEGIN.format(engine)
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(begin)
     _, _, after = rest.partition(END)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    DOCUMENT.write_text(f"{before}{begin}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

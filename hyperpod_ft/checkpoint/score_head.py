@@ -20,7 +20,8 @@ from hyperpod_ft.progress import ByteProgress
 
 _SCORED = ".scored"
 _CAUSAL = "ForCausalLM"
-_NAMES = {"gemma3_text": "Gemma3Text"}  # of transformers' classes, where their beginnings differ
+# Of transformers' classes, where their beginnings differ.
+_NAMES = {"gemma3_text": "Gemma3Text", "qwen3_5_text": "Qwen3_5Text"}
 _REMEDY = "choose another model for objective reward"
 
 
@@ -40,7 +41,9 @@ def add_score(directory: Path) -> str:
     file = tensors[0].pieces[0].file
     kept = [tensor for tensor in tensors if tensor.name != OUTPUT]
     # the norm before it has the dtype and the width of what is scored
-    (norm,) = (tensor for tensor in read_model(directory) if tensor.name.endswith("model.norm.weight"))
+    norm = next((tensor for tensor in read_model(directory) if tensor.name.endswith("model.norm.weight")), None)
+    if norm is None:
+        raise UserError("model.source: none of its tensors is called model.norm.weight", _REMEDY)
     score = Outgoing(SCORE, norm.dtype, (1, *norm.shape), _zeros)
     outgoing = [*map(copied, kept), score]
     nbytes = sum(tensor.nbytes for tensor in outgoing)

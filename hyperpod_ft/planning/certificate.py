@@ -1,7 +1,7 @@
 """The certificate of a model: what stage certify proved of its kind, and what a run may ask of it.
 
-The stage belongs to engine torch. It trains a small random model of the same config.json on CPUs; what fails there is
-refused, except that documents may have to train in rows of their own.
+The stage belongs to engines torch and trl. It trains a small random model of the same config.json on CPUs; what fails
+there is refused, except that documents may have to train in rows of their own.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import limits_of
-from hyperpod_ft.planning.layout import Degrees
+from hyperpod_ft.planning.layout import Degrees, Layout
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Certificate:
     not_packed: str = ""  # why documents do not share rows; empty: they train there as they do alone
     not_proven: str = ""  # why there was no small model to prove anything with
     target_parameters: tuple[str, ...] = ()  # PEFT's, of the adapters; those of shared experts are such too
+    # of engine trl, with method full
+    not_sharded: str = ""  # why ranks do not divide the weights
+    unreached: str = ""  # a parameter that gets no gradient, for which ranks that do not divide them would wait
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Certificate | None":
@@ -55,7 +58,7 @@ class Certificate:
             raise UserError(f"parallelism.expert_parallel: {self.not_proven}", "set it to 1")
         if not self.not_packed:
             return
-        if config.dataset.has_preferences:
+        if config.dataset.has_preferences and config.engine == "torch":
             raise UserError(
                 f"training.objective: dpo has both completions of a pair in one row: {self.not_packed}",
                 "choose a model of another type",
@@ -72,13 +75,23 @@ class Certificate:
                 "set it to 1",
             )
 
+    def check_layout(self, layout: Layout) -> None:
+        """Raise UserError for ranks that would wait for one another, or whose checkpoints could not be consolidated."""
+        sharded = layout.sharding.by_layer
+        reason = self.not_sharded if sharded else self.unreached and f"{self.unreached} gets no gradient"
+        if reason and layout.degrees.data_parallel > 1:
+            raise UserError(
+                f"parallelism.sharding: {layout.sharding} is not possible with this model: {reason}",
+                "set training.method to lora, or use one rank or engine torch",
+            )
+
 
 _CERTIFICATE = TypeAdapter(Certificate)
 
 
 @contextlib.contextmanager
 def naming_trl(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> Iterator[None]:
-    """Let an error of the block name engine trl as another remedy, if that engine takes the run and its model."""
+    """Let an error of the block name engine trl as another remedy, if it takes the run; its certificate decides."""
     try:
         yield
     except UserError as error:
@@ -91,4 +104,4 @@ def naming_trl(config: RunConfig, degrees: Degrees, model_config: Mapping[str, A
             limits.check_model_config(other, degrees, model_config)
         except UserError:
             raise error from None
-        raise UserError(error.problem, f"{error.remedy}, or set engine: trl") from error
+        raise UserError(error.problem, f"{error.remedy}, or try engine: trl") from error

@@ -66,6 +66,9 @@ class EngineRules(Protocol):
     def graph_settings(self, config: RunConfig) -> dict[str, str]:
         """The variables that change the compiled graphs, and what else of this engine alone does."""
 
+    def certified_settings(self, config: RunConfig) -> dict[str, Any]:
+        """What of this engine alone changes what stage certify tries."""
+
     def environment_name(self, config: RunConfig) -> str:
         """Name of the file in pins/ with the packages of its Python environment."""
 
@@ -88,7 +91,7 @@ class EngineRules(Protocol):
         """How the pipeline is cut and what it loses, in words; None without one, or where another library cuts it."""
 
     def step_memory(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterable[Memory]:
-        """Memory of a training step on a rank of each pipeline stage."""
+        """Memory of a training step on a rank of each pipeline stage; empty where it is not known."""
 
 
 _LIMITS: dict[EngineName, Limits] = {"torch": torch_limits, "neuron": neuron_limits, "trl": trl_limits}

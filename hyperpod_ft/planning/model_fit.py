@@ -73,12 +73,15 @@ def check_model_directory(
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
     if shape is None:
         shape = files_shape(directory, model_config)
-    if shape and teacher:
-        shape = replace(shape, teacher=_teacher_parameters(config, teacher, directory))
+    if teacher:
+        parameters = _teacher_parameters(config, teacher, directory)
+        shape = replace(shape, teacher=parameters) if shape else None
     memory = check_memory(config, degrees, shape) if shape else None
     packs = certificate is not None and not certificate.not_packed
     own_attention = packs and not is_encoder_decoder(model_config)
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
+    if certificate:
+        certificate.check_layout(layout)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
     unknown = _unknown(config, shape, model_config) if available(config) else ""
     if available(config) and config.teacher and teacher is None:
@@ -116,9 +119,11 @@ def _unknown(config: RunConfig, shape: ModelShape | None, model_config: Mapping[
     family = of_language_model(model_config).get("model_type") or "(none)"
     if shape is None:
         return f"config.json does not give the sizes of {family} models; those of most types are known after download"
+    if not any(rules_of(config.engine).step_memory(config, degrees_of(config), shape)):
+        return f"it is not known for {family} models with engine {config.engine}"
     if isinstance(shape, UndividedShape) and not shape.complete:
         return f"at least that: what layers of {family} models keep beside their matrices is not counted"
-    if config.dataset.images:
+    if config.engine == "trl" and is_image_text(model_config):  # which it loads whole
         return "at least that: what reads images is not counted"
     return ""
 
@@ -154,13 +159,17 @@ def shape_of(model_config: Mapping[str, Any]) -> ModelShape | None:
     return model_shape(model_config) or t5_shape(model_config) or mixture_shape(language)
 
 
-def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:
-    """Memory of a training step on the fullest rank. `shape` has passed `check_trainable`."""
-    return max(rules_of(config.engine).step_memory(config, degrees, shape), key=lambda memory: memory.total)
+def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory | None:
+    """Memory of a training step on the fullest rank; None where it is not known.
+
+    `shape` has passed `check_trainable`.
+    """
+    memories = rules_of(config.engine).step_memory(config, degrees, shape)
+    return max(memories, key=lambda memory: memory.total, default=None)
 
 
 def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory | None:
-    """The memory that a training step takes on the fullest rank; None without accelerators.
+    """The memory that a training step takes on the fullest rank; None without accelerators, or where it is not known.
 
     Raises UserError when the accelerator has less, with the arithmetic and a change that would fit.
     """
@@ -168,7 +177,7 @@ def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memo
     if not room:
         return None
     memory = estimate(config, degrees, shape)
-    if memory.total <= room:
+    if memory is None or memory.total <= room:
         return memory
     instance = config.instance
     raise UserError(
@@ -212,7 +221,8 @@ def _total(config: RunConfig, change: Change, shape: ModelShape) -> float:
         degrees = degrees_of(changed)
         limits_of(changed.engine).check_family(changed, degrees, shape.model_type)
         check_model(changed, degrees, shape)
-        return estimate(changed, degrees, shape).total
+        memory = estimate(changed, degrees, shape)
+        return memory.total if memory else math.inf
     except (ValidationError, UserError):
         return math.inf
 

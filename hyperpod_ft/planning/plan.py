@@ -214,7 +214,7 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
 def _certified(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     """What the certificate is of."""
     sections = ("model", "lora") if config.training.method == "lora" else ("model",)
-    asked = ("training.method", "training.objective", "dataset.packing")
+    asked = ("training.method", "training.objective", "dataset.packing", "teacher.source", "teacher.revision")
     found = _settings(config, *sections, *asked)
     return {
         **{key: value for key, value in found.items() if key not in _CERTIFICATE_UNCHANGED},
@@ -222,6 +222,7 @@ def _certified(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
             degree > 1 for degree in (degrees.tensor_parallel, degrees.pipeline_parallel, degrees.context_parallel)
         ]
         + ["experts"] * (degrees.expert_parallel > 1),
+        **rules_of(config.engine).certified_settings(config),
         "packages": _packages(config),
     }
 
@@ -256,7 +257,8 @@ _STAGES: dict[StageName, _Definition] = {
         1,
         ("env", "download"),
         _certified,
-        applies=lambda config: config.engine == "torch",
+        # of the types that engine trl trains with images, all that it would prove is known
+        applies=lambda config: config.engine == "torch" or (config.engine == "trl" and not config.dataset.images),
         shared=True,
         cpus=1,
         self_contained=True,

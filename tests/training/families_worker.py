@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from hyperpod_ft.engines.batches import Batch
+from hyperpod_ft.engines.certificate.alone import Trained
+from hyperpod_ft.engines.certificate.model import documents, rows
 from hyperpod_ft.engines.ranks import join_ranks
-from hyperpod_ft.engines.torch.certificate.model import documents, rows
-from hyperpod_ft.engines.torch.certificate.packing import Trained, engine_model
+from hyperpod_ft.engines.torch.certificate.packing import engine_model
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk, chunk_of, divide_attention
 

@@ -17,9 +17,10 @@ from transformers import AutoConfig
 from benchmarks.models import write_config
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.doctor.volume import certificates
-from hyperpod_ft.engines.torch.certificate import division, round_trip
+from hyperpod_ft.engines.certificate import result as results
+from hyperpod_ft.engines.certificate.model import save_small
+from hyperpod_ft.engines.torch.certificate import division
 from hyperpod_ft.engines.torch.certificate.certify import certify
-from hyperpod_ft.engines.torch.certificate.model import save_small
 from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
@@ -204,13 +205,13 @@ def test_a_damaged_model_is_found(
 ) -> None:
     damage, words = FAULTS[fault]
     name = "merge" if lora else "consolidate_checkpoint"
-    genuine = getattr(round_trip, name)
+    genuine = getattr(results, name)
 
     def damaged(first: Path, second: Any, *rest: Path, **others: Any) -> None:
         genuine(first, second, *rest, **others)
         damage(others.get("base", first), rest[0] if rest else second)
 
-    monkeypatch.setattr(round_trip, name, damaged)
+    monkeypatch.setattr(results, name, damaged)
     with pytest.raises(UserError, match=words):
         certified(tmp_path, "mixtral", lora, tie_word_embeddings=True)
 

@@ -72,6 +72,7 @@ def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any
     run.paths.directory.mkdir(parents=True, exist_ok=True)
     run.freeze()
     finish(run, "env")
+    finish(run, "certify")
     for each in (download, dataset, reward):
         if (name := each.__name__.rpartition(".")[2]) in run.plan:
             stage.perform(run, name, each.work)

@@ -69,6 +69,7 @@ def prepared(tmp_path: Path, sources: list[list[dict[str, Any]]], settings: dict
     run.paths.directory.mkdir(parents=True, exist_ok=True)
     run.freeze()
     finish(run, "env")
+    finish(run, "certify")
     for each in (download, dataset):
         stage.perform(run, each.__name__.rpartition(".")[2], each.work)
     return run

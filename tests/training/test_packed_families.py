@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from benchmarks.models import write_config
-from hyperpod_ft.engines.torch.certificate.model import save_small
-from hyperpod_ft.engines.torch.certificate.packing import alone, why_not_packed
+from hyperpod_ft.engines.certificate.alone import alone
+from hyperpod_ft.engines.certificate.model import save_small
+from hyperpod_ft.engines.torch.certificate.packing import why_not_packed
 
 pytestmark = pytest.mark.training
 

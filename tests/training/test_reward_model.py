@@ -19,14 +19,13 @@ from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.planning.trl.limits import FAMILIES
 from hyperpod_ft.serving import models
 from hyperpod_ft.stages import consolidate, merge, stage
 from tests.training.conftest import metrics, train_here
 from tests.training.test_kto import LENGTH, STEPS, prepared
 from tests.training.test_packed_families import SETTINGS
 from tests.unit import tiny_tokenizer
-from tests.unit.tiny_families import SIZES
+from tests.unit.tiny_families import DENSE, SIZES
 
 pytestmark = pytest.mark.training
 PAIRS: list[dict[str, Any]] = [
@@ -94,7 +93,7 @@ def test_a_reward_model_is_trained_as_by_a_plain_trainer_and_is_whole(
         models.find(str(run.paths.directory), Launchers())
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"granite"}))
+@pytest.mark.parametrize("family", sorted({*DENSE} - {"granite"}))
 def test_every_type_gets_a_score_that_transformers_knows(tmp_path: Path, family: str) -> None:
     config = AutoConfig.for_model(family, **SIZES | {"vocab_size": 300} | SETTINGS.get(family, {}))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path, max_shard_size="50KB")

@@ -23,7 +23,6 @@ from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.engines.trl.rows import numbered
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl import rules
-from hyperpod_ft.planning.trl.limits import FAMILIES
 from hyperpod_ft.runs.job_files import STOP_SIGNALS
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
@@ -42,7 +41,7 @@ from tests.training.test_packed_families import SETTINGS
 from tests.training.test_preferences import write_pairs
 from tests.unit import tiny_tokenizer
 from tests.unit.small_volume import small_volume
-from tests.unit.tiny_families import SIZES
+from tests.unit.tiny_families import DENSE, MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
 TRL = {"engine": "trl", "training.weight_decay": 0.1, "training.gradient_accumulation_steps": 2}
@@ -102,10 +101,11 @@ def test_losses_are_those_of_engine_torch(make_run: MakeRun, make_trl_run: MakeR
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"llama"}))
+@pytest.mark.parametrize("family", [*sorted({*DENSE} - {"llama"}), "qwen3_moe"])
 def test_every_type_trains_as_with_engine_torch(make_trl_run: MakeRun, family: str) -> None:
     """Its packed documents do not see one another, and TRL's loss is the model's own."""
-    model = AutoConfig.for_model(family, **SIZES | {"vocab_size": 128} | SETTINGS[family])
+    sizes = SIZES | {"vocab_size": 128} | MIXTURES.get(family, {})
+    model = AutoConfig.for_model(family, **sizes | SETTINGS[family])
     curves = []
     for name in ("trl", "torch"):
         run = make_trl_run(name, FULL | {"engine": name, "training.max_steps": 2}, model=model)

@@ -20,6 +20,11 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# types whose weights are all in linear layers, embeddings and norms, by the names of Llama
+DENSE = (
+    *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
+    *("gemma2", "gemma3_text", "olmo2", "phi3"),
+)
 # what a type of mixtures of experts needs besides
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _DEEPSEEK = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}

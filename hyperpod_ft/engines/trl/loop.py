@@ -2,8 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,11 +32,14 @@ from hyperpod_ft.engines.trl.rows import numbered
 from hyperpod_ft.engines.trl.validation import HeldOutRows
 
 
-def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
-    """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
+def train(task: TrainingTask, ranks: Ranks, look: Callable[[Any], None] = lambda _: None) -> TrainingResult:
+    """Train to the last step; see `hyperpod_ft.engines.interface.Engine`.
+
+    `look` gets the model before the first step, and again after the last.
+    """
     device = device_of(task.config.cluster.instance_type, ranks.local_rank)
     with _process_group(ranks), contextlib.ExitStack() as ends:
-        return _train(task, ranks, device, ends)
+        return _train(task, ranks, device, ends, look)
 
 
 @contextlib.contextmanager
@@ -52,7 +56,13 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _train(task: TrainingTask, ranks: Ranks, device: torch.device, ends: contextlib.ExitStack) -> TrainingResult:
+def _train(
+    task: TrainingTask,
+    ranks: Ranks,
+    device: torch.device,
+    ends: contextlib.ExitStack,
+    look: Callable[[Any], None],
+) -> TrainingResult:
     training = task.config.training
     rows = PackedSplit(task.dataset / "train")
     in_step = task.config.rows_per_step(ranks.world_size)
@@ -82,7 +92,9 @@ def _train(task: TrainingTask, ranks: Ranks, device: torch.device, ends: context
         validation = HeldOutRows.of(task, ranks, collator) if collator else None
         with checkpoint_directory.reporting_full_volumes(task.checkpoints), collect_signals() as signals:
             follower.follow(trainer, log, validation, signals)
+            look(trainer.model)
             trainer.train(resume_from_checkpoint=str(task.checkpoint(begun)) if begun else None)
+            look(trainer.model)
             progress = follower.progress
             if follower.stop and progress.step < steps and not progress.stopped_early:
                 raise Interrupted(progress.step, follower.stop, saved=not training.save_only_model)

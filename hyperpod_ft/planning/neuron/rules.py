@@ -84,6 +84,10 @@ def _defaults(config: RunConfig) -> dict[str, str]:
     return found | trainium.node_settings(config)
 
 
+def certified_settings(config: RunConfig) -> dict[str, Any]:
+    return {}
+
+
 def environment_name(config: RunConfig) -> str:
     return f"neuron-{config.env.sdk}"
 

@@ -69,6 +69,10 @@ def graph_settings(config: RunConfig) -> dict[str, str]:
     return chosen | {"validates": str(config.dataset.validates)}
 
 
+def certified_settings(config: RunConfig) -> dict[str, Any]:
+    return {}
+
+
 def environment_name(config: RunConfig) -> str:
     return "torch-neuron" if config.instance.is_neuron else "torch"
 

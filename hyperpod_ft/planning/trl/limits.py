@@ -6,24 +6,19 @@ They are those of TRL 1.16 and accelerate 1.15, and of what the kit has tried wi
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, is_encoder_decoder, of_language_model
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.families import IMAGE_TOWERS
+from hyperpod_ft.planning.families import IMAGE_TOWERS, NOT_CAUSAL
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl import settings
 
-# transformers' flex attention computes them too
-FAMILIES = (
-    *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
-    *("gemma2", "gemma3_text", "olmo2", "phi3"),
-)
-# For those vLLM takes transformers' classes, and changes them for the training too.
-_NOT_OF_VLLM = ("olmo2", "smollm3")
-# Those that read images, each with the type that has its language model's parameters.
+# vLLM has classes of its own for them; for others it takes transformers', and changes them for the training too.
+_OF_VLLM = ("llama", "mistral", "granite", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
+# Types that read images, each with the type that has its language model's parameters.
 IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3"}
 _TORCH_ONLY = (
     "parallelism.context_parallel",
@@ -167,20 +162,26 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
             f"lora.image_tower: engine trl has not been tried with the tower of type {shown(family)}",
             f"leave it out, or choose a model of type {', '.join(IMAGE_TOWERS)}",
         )
-    check_family(config, degrees, IMAGE_FAMILIES[family] if config.dataset.images else family)
+    _check_causal("model.source", model_config)
+    check_family(config, degrees, family)
+    if of_language_model(model_config).get("output_router_logits"):
+        raise UserError(
+            "model.source: its config.json asks for the router's load-balancing loss, which engine trl does not train",
+            "set output_router_logits to false there, or set engine: torch",
+        )
     if config.training.samples_answers:
         _check_positions(config, "the model", model_config)
 
 
 def check_teacher(config: RunConfig, model_config: Mapping[str, Any]) -> None:
     """`model_config`: the teacher's config.json."""
-    _check_type("teacher.source", str(model_config.get("model_type", "")), "choose a teacher")
+    _check_causal("teacher.source", model_config)
     _check_positions(config, "the teacher", model_config)
 
 
 def _check_positions(config: RunConfig, whose: str, model_config: Mapping[str, Any]) -> None:
     length, answer = config.dataset.max_length, config.sampling.max_completion_length
-    positions = model_config.get("max_position_embeddings")
+    positions = of_language_model(model_config).get("max_position_embeddings")
     if isinstance(positions, int) and length + answer > positions:
         raise UserError(
             f"sampling.max_completion_length: an answer of {answer} tokens after a prompt of {length}"
@@ -190,20 +191,18 @@ def _check_positions(config: RunConfig, whose: str, model_config: Mapping[str, A
 
 
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
-    """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
-    _check_type("model.source", family, "set engine: torch, or choose a model")
-    if config.vllm_share and family in _NOT_OF_VLLM:
-        raise UserError(f"trl: use_vllm is not possible with models of type {family}", "remove it")
-    if config.training.objective == "reward" and family == "granite":
-        raise UserError("model.source: transformers has no reward models of type granite", "choose another type")
-
-
-def _check_type(key: str, family: str, remedy: str) -> None:
-    if family not in FAMILIES:
+    """Stage certify finds out whether the type can be trained."""
+    if config.vllm_share and family not in _OF_VLLM:
         raise UserError(
-            f"{key}: engine trl has not been tried with models of type {shown(family)}",
-            f"{remedy} of type {', '.join(FAMILIES)}",
+            f"trl: use_vllm has not been tried with models of type {shown(family)}",
+            f"remove it, or choose a model of type {', '.join(_OF_VLLM)}",
         )
+
+
+def _check_causal(key: str, model_config: Mapping[str, Any]) -> None:
+    family = str(model_config.get("model_type", ""))
+    if family in NOT_CAUSAL or is_encoder_decoder(model_config):
+        raise UserError(f"{key}: models of type {shown(family)} are not causal language models", "choose one that is")
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:

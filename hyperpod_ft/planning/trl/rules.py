@@ -11,6 +11,7 @@ from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.pins import requirements
 from hyperpod_ft.planning.trl.memory import TrlMemory
 from hyperpod_ft.planning.trl.settings import ATTENTION, attention, unsharded
+from hyperpod_ft.planning.undivided.shape import UndividedShape
 from hyperpod_ft.shipped import installing
 
 _VLLM_ENVIRONMENT = "trl-1.16-vllm"
@@ -49,6 +50,10 @@ def graph_settings(config: RunConfig) -> dict[str, str]:
     return {}
 
 
+def certified_settings(config: RunConfig) -> dict[str, Any]:
+    return {"attention": attention(config)}
+
+
 def environment_name(config: RunConfig) -> str:
     return _VLLM_ENVIRONMENT if config.vllm_share else "trl-1.16"
 
@@ -73,7 +78,8 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
     replicated, sharded = Sharding("replicated", 1), Sharding("zero2" if given == "zero2" else "zero3", ranks)
     if given == "replicated" or ranks == 1 or not room:
         return Layout(degrees, replicated)
-    fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
+    known = None if shape is None or isinstance(shape, UndividedShape) else _memory(config, degrees, shape, replicated)
+    fits = given == "auto" and known is not None and known.total <= room
     return Layout(degrees, replicated if fits or unsharded(config) else sharded)
 
 
@@ -87,6 +93,8 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> list[Memory]:
+    if isinstance(shape, UndividedShape):
+        return []
     return [_memory(config, degrees, shape, layout(config, degrees, shape).sharding)]
 
 

@@ -69,7 +69,7 @@ def test_a_named_engine_is_not_replaced(tmp_path: Path) -> None:
     ("problem", "family", "values", "named"),
     [
         ("model.source: a small model cannot be trained", "llama", {}, True),
-        ("model.source: a small model cannot be trained", "opt", {}, False),
+        ("model.source: a small model cannot be trained", "bert", {}, False),
         ("model.source: a small model cannot be trained", "llama", {"lora__quantization": "nf4"}, False),
         ("lora.target_modules: no module is named x", "llama", {}, False),
     ],
@@ -83,4 +83,4 @@ def test_what_is_refused_later_names_the_other_engine(
         naming_trl(config, degrees_of(config), {"model_type": family}),
     ):
         raise UserError(problem, "choose another")
-    assert str(error.value) == f"{problem}; choose another{', or set engine: trl' if named else ''}"
+    assert str(error.value) == f"{problem}; choose another{', or try engine: trl' if named else ''}"

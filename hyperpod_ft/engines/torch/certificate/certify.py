@@ -6,9 +6,10 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.certificate.alone import alone
+from hyperpod_ft.engines.certificate.model import NotBuiltError, save_small
 from hyperpod_ft.engines.torch import consolidable
 from hyperpod_ft.engines.torch.certificate import packing
-from hyperpod_ft.engines.torch.certificate.model import NotBuiltError, save_small
 from hyperpod_ft.engines.torch.certificate.round_trip import check_round_trip
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.certificate import Certificate
@@ -31,13 +32,13 @@ def certify(source: Path, lora: Lora | None, scratch: Path) -> Certificate:
     small = scratch / SMALL
     try:
         save_small(source, small)
-        alone = packing.alone(small)
+        documents = alone(small)
     except NotBuiltError as error:
         reason = f"no small model of this type could be tried: {error}"
         return Certificate(reason, reason, parameters)
-    not_packed = packing.why_not_packed(small, alone)
+    not_packed = packing.why_not_packed(small, documents)
     try:
-        if not_packed and (different := packing.why_not_unpacked(small, alone)):
+        if not_packed and (different := packing.why_not_unpacked(small, documents)):
             raise UserError(
                 f"model.source: engine torch does not compute what transformers does for this type: {different}",
                 _REMEDY,

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.certificate.alone import TOLERANCE
+from hyperpod_ft.engines.certificate.task import ONE_RANK, small_task
 from hyperpod_ft.engines.ranks import Ranks
-from hyperpod_ft.engines.torch.certificate.packing import TOLERANCE
-from hyperpod_ft.engines.torch.certificate.task import ONE_RANK, small_task
 from hyperpod_ft.engines.torch.loop import training_loop
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.planning.layout import Degrees

@@ -1,30 +1,17 @@
-"""Two steps of training of a small model, whose result plain transformers and PEFT load and compute alike."""
+"""Two steps of training of a small model by engine torch, and what becomes of the result."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, get_peft_model
-from peft.utils import load_peft_weights, set_peft_model_state_dict
-from torch import nn
 from transformers import PreTrainedModel
 
-from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.checkpoint.formats.pretrained import auto_class
-from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
-from hyperpod_ft.config.sections.training import Lora, last_parts
+from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.certificate.result import check_gradients, check_result, inputs
+from hyperpod_ft.engines.certificate.task import small_task
 from hyperpod_ft.engines.ranks import Ranks
-from hyperpod_ft.engines.torch.certificate.model import documents
-from hyperpod_ft.engines.torch.certificate.packing import TOLERANCE, difference
-from hyperpod_ft.engines.torch.certificate.task import small_task
 from hyperpod_ft.engines.torch.loop import training_loop
 from hyperpod_ft.engines.torch.model import attention
-from hyperpod_ft.errors import UserError, printable
-
-_REMEDY = "choose a model of another type"
 
 
 def check_round_trip(base: Path, lora: Lora | None, directory: Path, *, packed: bool) -> None:
@@ -40,86 +27,15 @@ def check_round_trip(base: Path, lora: Lora | None, directory: Path, *, packed: 
         before = _logits(model, packed=packed)
         trained = loop.run_to_end()
         if lora:
-            _check_gradients(start, model)
+            check_gradients(start, model)
         after = _logits(model, packed=packed)
-    if difference(after, before) < 10 * TOLERANCE:
-        raise UserError("model.source: training does not change the logits of a small model of this type", _REMEDY)
-    result = directory / "result"
-    consolidate_checkpoint(trained.checkpoint, result, base=base)
-    if lora:
-        _check_alike(_with_peft(base, result), after, "PEFT makes of the adapter")
-        merge(base, [WeightedAdapter(result)], directory / "merged")
-        result = directory / "merged"
-    _check_alike(_loaded(result), after, "transformers loads")
+    check_result(base, trained.checkpoint, directory, before, after, adapters=lora is not None)
 
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, *, packed: bool) -> torch.Tensor:
     """Of a document alone, [length, words], by the engine's model."""
-    ids = documents()[1]
-    positions = torch.arange(ids.shape[1])[None]
-    mask = {"attention_mask": attention.document_bounds(positions)} if packed else {}
-    logits: torch.Tensor = (
-        type(model).forward(model, input_ids=ids, position_ids=positions, use_cache=False, **mask).logits[0]
-    )
+    given = inputs()
+    mask = {"attention_mask": attention.document_bounds(given["position_ids"])} if packed else {}
+    logits: torch.Tensor = type(model).forward(model, **given, use_cache=False, **mask).logits[0]
     return logits.clone()
-
-
-def _check_gradients(start: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
-    """Without weight decay, what has not changed got no gradient."""
-    now = dict(model.named_parameters())
-    if dead := [name for name, value in start.items() if torch.equal(now[name], value)]:
-        modules = [name.partition(".lora_")[0] for name in dead]
-        names = ", ".join(sorted(last_parts(modules)))
-        raise UserError(
-            f"lora.target_modules: an adapter of {modules[0]} gets no gradient: the model reads its weight, or nothing",
-            f"set it to modules without {names}",
-        )
-
-
-def _with_peft(base: Path, adapter: Path) -> nn.Module:
-    """The model with an adapter as PEFT loads it. Raises UserError for keys that it does not know, or misses."""
-    model: nn.Module = get_peft_model(_loaded(base), LoraConfig.from_pretrained(str(adapter)))
-    result: Any = set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
-    missing = [key for key in result.missing_keys if "lora_" in key]
-    _refuse_keys("PEFT", missing, result.unexpected_keys)
-    return model
-
-
-def _loaded(directory: Path) -> PreTrainedModel:
-    """The model by transformers alone. Raises UserError for tensors that it does not know, or misses."""
-    loader = auto_class(read_config(directory))
-    model: PreTrainedModel
-    model, info = loader.from_pretrained(
-        directory,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        dtype=torch.float32,
-        attn_implementation="eager",
-    )
-    _refuse_keys("transformers", info["missing_keys"], info["unexpected_keys"])
-    return model
-
-
-def _refuse_keys(reader: str, missing: Any, unexpected: Any) -> None:
-    for names, what in ((missing, "misses"), (unexpected, "does not know")):
-        if names:
-            raise UserError(
-                f"model.source: of a trained small model of this type, {reader} {what} {printable(min(names))}"
-                f" and {len(names) - 1} others",
-                _REMEDY,
-            )
-
-
-@torch.no_grad()
-def _check_alike(model: nn.Module, expected: torch.Tensor, what: str) -> None:
-    ids = documents()[1]
-    found = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False).logits[0]
-    if (off := difference(found, expected)) > TOLERANCE:
-        raise UserError(
-            f"model.source: what {what} of a small model of this type is not what was trained: its logits are"
-            f" {off:.0e} off",
-            _REMEDY,
-        )

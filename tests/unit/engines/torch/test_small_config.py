@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hyperpod_ft.engines.torch.certificate.small import WINDOW, small_config
+from hyperpod_ft.engines.certificate.small import WINDOW, small_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -28,6 +28,7 @@ from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_model_directory, check_trainable
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -51,6 +52,11 @@ CONFIGS = {
 }
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
+QWEN3_MOE = {
+    **{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
+    **{"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128},
+    **{"num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936},
+}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sft": {},
     "dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"},
@@ -225,10 +231,8 @@ def test_a_reward_model_has_nothing_that_writes_answers(tmp_path: Path) -> None:
     )
 
 
-def test_types_without_scores_and_models_with_them_are_refused(make_run: MakeRun) -> None:
+def test_models_with_scores_are_refused_for_other_objectives(make_run: MakeRun) -> None:
     config = make_run(**TRL, **OBJECTIVES["reward"]).config
-    with pytest.raises(UserError, match="no reward models of type granite"):
-        check_trainable(config, degrees_of(config), LLAMA_3_8B | {"model_type": "granite"})
     scores = LLAMA_3_8B | {"architectures": ["LlamaForSequenceClassification"]}
     assert check_trainable(config, degrees_of(config), scores)
     config = make_run(**TRL).config
@@ -293,11 +297,29 @@ def test_what_trl_has_not_is_refused_in_one_line(tmp_path: Path, key: str, value
     assert f"{key.replace('__', '.')}: " in said and says in said and len(said.splitlines()) == 1, said
 
 
-def test_models_of_other_types_are_refused(make_run: MakeRun) -> None:
+def test_models_that_are_not_causal_or_ask_for_another_loss_are_refused(make_run: MakeRun) -> None:
+    """Whether TRL trains others of transformers' types, stage certify finds out."""
     config = make_run(**TRL).config
-    for family in ("gptj", "mixtral", "t5"):
-        with pytest.raises(UserError, match=f"engine trl has not been tried with models of type '{family}'"):
-            check_trainable(config, degrees_of(config), LLAMA_3_8B | {"model_type": family})
+    for family in ("bert", "t5"):
+        with pytest.raises(UserError, match=f"models of type '{family}' are not causal language models"):
+            check_trainable(config, degrees_of(config), {"model_type": family, "is_encoder_decoder": family == "t5"})
+    with pytest.raises(UserError, match="asks for the router's load-balancing loss"):
+        check_trainable(config, degrees_of(config), QWEN3_MOE | {"output_router_logits": True})
+
+
+def test_of_mixtures_memory_is_not_known_and_ranks_shard_them(make_run: MakeRun, tmp_path: Path) -> None:
+    config = make_run(**TRL).config
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_MOE))
+    fit = check_model_directory(config, degrees_of(config), tmp_path, Certificate())
+    assert fit.memory is None and fit.unknown == "it is not known for qwen3_moe models with engine trl"
+    assert fit.sharding == "zero3 over 8 ranks"
+    full = make_run(**TRL, training__method="full").config
+    refused = Certificate(not_sharded="what its ranks save could not be consolidated")
+    with pytest.raises(UserError, match=r"^parallelism\.sharding: zero3 over 8 ranks is not possible .*consolidated"):
+        check_model_directory(full, degrees_of(full), tmp_path, refused)
+    replicated = make_run(**TRL, training__method="full", parallelism__sharding="replicated").config
+    with pytest.raises(UserError, match=r"^parallelism\.sharding: replicated is not possible .* a\.b gets no gradient"):
+        check_model_directory(replicated, degrees_of(replicated), tmp_path, Certificate(unreached="a.b"))
 
 
 def test_memory_counts_a_teacher(make_run: MakeRun, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_model_must_fit_into_its_share(make_run: MakeRun) -> None:
 
 def test_types_that_it_has_not_are_refused(make_run: MakeRun) -> None:
     config = make_run(**GRPO, **USED).config
-    with pytest.raises(UserError, match="use_vllm is not possible with models of type olmo2"):
+    with pytest.raises(UserError, match="use_vllm has not been tried with models of type 'olmo2'"):
         estimated(config, LLAMA_3_8B | {"model_type": "olmo2"})
 
 

@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.data.packing import PackedRows, Packing, fill
-from hyperpod_ft.engines.torch.certificate.small import VOCABULARY, small_config
+from hyperpod_ft.engines.certificate.small import VOCABULARY, small_config
 from hyperpod_ft.errors import printable
 
 LENGTHS = (7, 11, 3, 9)

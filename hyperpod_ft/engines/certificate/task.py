@@ -1,7 +1,9 @@
 """What the engine is asked to train for a certificate: two steps of a small model on the documents, on CPUs."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,8 @@ import numpy as np
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.data.packing import PackedRows
+from hyperpod_ft.engines.certificate.model import LENGTHS, documents, rows
 from hyperpod_ft.engines.interface import TrainingTask
-from hyperpod_ft.engines.torch.certificate.model import LENGTHS, documents, rows
 from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_fit import check_model_directory
@@ -25,14 +27,23 @@ _SMALL_ADAPTERS = {"r": 4, "alpha": 8, "dropout": 0.0, "plus_ratio": 1.0, "quant
 
 
 def small_task(
-    base: Path, lora: Lora | None, directory: Path, *, packed: bool, degrees: Degrees = ONE_RANK, micro_batches: int = 1
+    base: Path,
+    lora: Lora | None,
+    directory: Path,
+    *,
+    packed: bool,
+    degrees: Degrees = ONE_RANK,
+    micro_batches: int = 1,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainingTask:
     """The task of training the small model in `base`; its rows and its results are in `directory`.
 
     `lora`: None to train all parameters; `packed`: the documents share a row; `micro_batches`: of a step, on all
-    data-parallel ranks together. Raises UserError when these degrees do not divide the model.
+    data-parallel ranks together; `settings`: of other sections, and more of `dataset` and `training`. Raises UserError
+    when these degrees do not divide the model.
     """
     at_once = 1 if packed else len(LENGTHS)
+    dataset = {"source": str(base), "format": "text", "max_length": sum(LENGTHS)}
     training: dict[str, Any] = {
         "method": "lora" if lora else "full",
         "precision": "fp32",
@@ -51,8 +62,9 @@ def small_task(
             "engine": "torch",
             "cluster": {"root": str(directory), "instance_type": "local"},
             "model": {"source": str(base)},
-            "dataset": {"source": str(base), "format": "text", "max_length": sum(LENGTHS)},
-            "training": training,
+            **settings,
+            "dataset": dataset | settings.get("dataset", {}),
+            "training": training | settings.get("training", {}),
             "parallelism": {
                 "ranks_per_node": degrees.world_size,
                 "tensor_parallel": degrees.tensor_parallel,
@@ -74,8 +86,8 @@ def small_task(
         directory=directory,
         compile_cache=directory / "compile-cache",
     )
-    found = [rows(documents(seed), packed=packed) for seed in range(micro_batches)]
-    _write(task.dataset / "train", found)
+    found = [rows(documents(seed), packed=packed) for seed in range(1, micro_batches + 1)]
+    write(task.dataset / "train", found)
     return task
 
 
@@ -88,7 +100,7 @@ def _in_any_layer(lora: Lora) -> dict[str, tuple[str, ...] | None]:
     }
 
 
-def _write(directory: Path, found: list[PackedRows]) -> None:
+def write(directory: Path, found: list[PackedRows]) -> None:
     """The rows of all; again and again the same bytes, by each rank."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in vars(found[0]):
