@@ -102,7 +102,7 @@ def outcome(model_type: str, certify: Certify) -> Outcome | None:
 
 
 def _adapted(certify: Certify, source: Path, scratch: Path) -> tuple[Certificate | None, str]:
-    """With LoRA on the default modules, or else on those that can have adapters, without those that get no gradient."""
+    """With LoRA on the default modules, or else on those that can have adapters, without those that are refused."""
     found, _ = _certified(certify, source, Lora(), scratch)
     if found:
         return found, "yes"
@@ -114,7 +114,10 @@ def _adapted(certify: Certify, source: Path, scratch: Path) -> tuple[Certificate
             if found:
                 return found, "named"
             dead = reason.partition("set it to modules without ")[2].split(", ")
-            targets = [name for name in targets if name not in dead] if dead != [""] else []
+            known = reason.partition("set it to some of those that it has: ")[2].split(", ")
+            wanted = known if known != [""] else targets
+            left = [name for name in targets if name in wanted and name not in dead]
+            targets = left if left != targets else []
     return None, "no"
 
 
