@@ -176,8 +176,8 @@ def check_torch_neuron(python: Path, found: dict[str, Any]) -> None:
 def check_sharded_experts(python: Path, found: dict[str, Any]) -> None:
     """Raise UserError unless FSDP2 of the torch that `probe` found takes parameters of several meshes."""
     torch = found["packages"].get("torch", "0.0")
-    if [int(number) for number in torch.split(".")[:2]] < [2, 12]:
+    if tuple(map(int, re.findall(r"\d+", torch)[:2])) < (2, 12):
         raise UserError(
             f"parallelism.expert_parallel: sharding divided experts needs torch 2.12 or newer, {python} has {torch}",
-            "set env.python to another interpreter, or leave it out; or set parallelism.sharding: replicated",
+            "leave env.python out, or set it to another interpreter, or parallelism.sharding to replicated or zero1",
         )

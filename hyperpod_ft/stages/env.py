@@ -43,7 +43,9 @@ def work(run: Run) -> stage.Result:
     print(f"env: {python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
         check_torch_neuron(python, found)
-    if config.parallelism.expert_parallel > 1 and config.parallelism.sharding not in ("replicated", "zero1"):
+    chosen = config.parallelism
+    shards = chosen.sharding not in ("replicated", "zero1") and config.instance.has_accelerators
+    if chosen.expert_parallel > 1 and shards:
         check_sharded_experts(python, found)
     facts: dict[str, Any] = {"interpreter": str(python), **found}
     if config.instance.is_neuron:

@@ -20,6 +20,7 @@ from hyperpod_ft.engines.certificate.model import documents
 from hyperpod_ft.errors import UserError, printable
 
 _REMEDY = "choose a model of another type"
+_WHOLE = ".modules_to_save."  # in PEFT's names of modules that are trained whole
 
 
 def check_result(
@@ -51,6 +52,10 @@ def check_gradients(start: Mapping[str, torch.Tensor], model: nn.Module) -> None
     """Raise UserError for an adapter that is as at the `start`: without weight decay, it got no gradient."""
     now = dict(model.named_parameters())
     if dead := [name for name, value in start.items() if torch.equal(now[name], value)]:
+        if whole := [name.partition(_WHOLE)[0] for name in dead if _WHOLE in name]:
+            raise UserError(
+                f"lora.modules_to_save: {whole[0]} gets no gradient: the model does not use it", "remove it"
+            )
         modules = [name.partition(".lora_")[0] for name in dead]
         names = ", ".join(sorted(last_parts(modules)))
         raise UserError(

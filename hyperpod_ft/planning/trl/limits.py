@@ -12,7 +12,7 @@ from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import IMAGE_TOWERS, NOT_CAUSAL
 from hyperpod_ft.planning.layout import Degrees
-from hyperpod_ft.planning.memory import GIB
+from hyperpod_ft.planning.memory import GIB, RESERVED
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl import settings
 
@@ -73,8 +73,11 @@ def _check_vllm(config: RunConfig) -> None:
     given = config.trl.get("vllm_gpu_memory_utilization")
     if given is not None and not config.trl.get("use_vllm"):
         raise UserError("trl: vllm_gpu_memory_utilization has no effect without use_vllm", "set both")
-    if given is not None and not 0 < given < 1:
-        raise UserError(f"trl: vllm_gpu_memory_utilization is {given}", "set it to a share of the GPU's memory, as 0.3")
+    if given is not None and not 0 < given < 1 - RESERVED:
+        raise UserError(
+            f"trl: vllm_gpu_memory_utilization is {given}",
+            f"set it to a share of the GPU's memory, as 0.3: training needs some of the {1 - RESERVED:g}",
+        )
     if not config.vllm_share:
         return
     if not config.instance.has_accelerators:
@@ -213,7 +216,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """The model is whole on every rank."""
     if shape.softcap and settings.attention(config) == "sdpa":
         raise UserError(
-            f"trl: attention sdpa leaves out the soft cap of the scores of {shape.model_type} models",
+            f"trl: attention sdpa leaves out the soft cap or the sinks of {shape.model_type} models",
             "set trl: {model_init_kwargs: {attn_implementation: eager}}",
         )
     if config.vllm_share:

@@ -50,7 +50,13 @@ class TrlMemory(StepMemory):
         """
         config, lora = self.config, self.config.training.method == "lora"
         copies = self.element if self.element < FP32 and not sharding.by_layer else 0
-        frozen = stage.parameters * (FP32 if has_fp32_weights(config) else self.element) if lora else 0
+        frozen = 0.0
+        if lora:
+            frozen = stage.parameters * (FP32 if has_fp32_weights(config) else self.element)
+            recomputed = config.training.activation_checkpointing == "full"
+            # autocast's copy of a frozen fp32 matrix is kept for the backward pass of its layer
+            cast = stage.layer_parameters if recomputed else stage.parameters
+            frozen += cast * copies if has_fp32_weights(config) else 0
         weights = float(frozen + stage.trainable * (FP32 + copies))
         gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
         reference = stage.parameters * (FP32 / ranks + (self.element if sharding.by_layer else copies))

@@ -29,7 +29,7 @@ GRPO = TRL | OBJECTIVES["grpo"]
         (OBJECTIVES["dpo"] | {"reward": []}, "'use_vllm' is not one of the settings"),
         ({"trl": {"use_vllm": True, "vllm_mode": "server"}}, "vllm_mode is not supported"),
         ({"trl": {"vllm_gpu_memory_utilization": 0.5}}, "has no effect without use_vllm"),
-        ({"trl": {"use_vllm": True, "vllm_gpu_memory_utilization": 1.5}}, "vllm_gpu_memory_utilization is 1.5"),
+        ({"trl": {"use_vllm": True, "vllm_gpu_memory_utilization": 0.9}}, "vllm_gpu_memory_utilization is 0.9"),
         ({"trl": {"use_vllm": True, "vllm_gpu_memory_utilization": 0}}, "vllm_gpu_memory_utilization is 0"),
         ({"trl": {"use_vllm": True, "vllm_gpu_memory_utilization": "0.5"}}, "is '0.5', not of type float"),
         ({"trl": {"use_vllm": True, "generation_kwargs": {"typical_p": 0.9}}}, "generation_kwargs are transformers'"),
@@ -59,7 +59,14 @@ def test_its_share_is_not_the_trainings(make_run: MakeRun) -> None:
     without, beside = (make_run(**GRPO, **long, **given).config for given in ({}, USED))
     assert available(without) - available(beside) == pytest.approx(0.3 * 80 * GIB)
     smaller, larger = (estimated(config, LLAMA_3_8B) for config in (without, beside))
-    assert larger.weights - smaller.weights == pytest.approx(2 * 8_030_261_248)
+    of_a_layer = 218_112_000
+    assert larger.weights - smaller.weights == pytest.approx(2 * 8_030_261_248 + 2 * of_a_layer)
+
+
+def test_weights_in_fp32_are_cast_and_kept_for_the_backward_pass(make_run: MakeRun) -> None:
+    short = {"training__micro_batch_size": 2, "training__gradient_accumulation_steps": 4}
+    config = make_run(**GRPO, **USED, **short).config
+    assert estimated(config, LLAMA_3_8B).total > available(config), "it would not fit"
 
 
 def test_the_model_must_fit_into_its_share(make_run: MakeRun) -> None:
