@@ -40,7 +40,7 @@ def pictures(directory: Path) -> Path:
 AXOLOTL_IMAGES = AXOLOTL.replace("./birds.jsonl\n    type: alpaca", "./asked.jsonl\n    type: chat_template")
 AXOLOTL_IMAGES = AXOLOTL_IMAGES.replace("train_on_inputs: true\n", "").replace("paged_adamw_8bit", "adamw_torch")
 AXOLOTL_IMAGES += "processor_type: AutoProcessor\nskip_prepare_dataset: true\nimage_size: 512\n"
-AXOLOTL_IMAGES += "image_resize_algorithm: bilinear\n"
+AXOLOTL_IMAGES += "image_resize_algorithm: bilinear\nfreeze_mm_modules: true\n"
 FACTORY_IMAGES = LLAMA_FACTORY.replace("full", "lora").replace("dataset: birds", "dataset: asked")
 FACTORY_IMAGES += "image_max_pixels: 262144\nvideo_max_pixels: 16384\nfreeze_vision_tower: true\n"
 FACTORY_IMAGES += "freeze_multi_modal_projector: true\nfreeze_language_model: false\n"
@@ -53,7 +53,7 @@ TRL_IMAGES = TRL.replace("pairs", "asked").replace("beta: 0.2\n", "packing: true
         (
             AXOLOTL_IMAGES,
             {"image_size", "image_resize_algorithm", "lora.quantization", "dataset.overlong"},
-            {"skip_prepare_dataset"},
+            {"skip_prepare_dataset", "freeze_mm_modules"},
         ),
         (FACTORY_IMAGES, {"image_max_pixels", "template", "dataset.overlong"}, {"video_max_pixels"}),
         (TRL_IMAGES, {"dataset.overlong", "dataset.loss_on"}, {"save_strategy"}),
@@ -75,6 +75,8 @@ def test_images(pictures: Path, text: str, changes: set[str], unused: set[str]) 
 def test_the_part_that_reads_images_is_trained_where_it_was(pictures: Path) -> None:
     _, config = converted(pictures, FACTORY_IMAGES.replace("freeze_vision_tower: true", "freeze_vision_tower: false"))
     assert config.lora.image_tower
+    off = FACTORY_IMAGES.replace("freeze_multi_modal_projector: true", "freeze_multi_modal_projector: false")
+    assert "lora.image_tower" in converted(pictures, off)[0].changes["freeze_multi_modal_projector"]
     _, config = converted(pictures, FACTORY_IMAGES.replace("dataset: asked", "dataset: web"))
     assert config.dataset.images and config.dataset.source == "org/web", "its rows have their images"
 
