@@ -177,13 +177,13 @@ def _images_of(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _pattern(where: str, image: Any) -> str:
-    """That of the images of the same type below the directory of one that a row names; empty for one in the row.
+    """That of the images of its type below the directory of one that a row names; empty for one in the row, or a URL.
 
     Raises UserError for a path that leads out of the directory of the row's file.
     """
     if isinstance(image, Mapping):
         image = None if image.get("bytes") else image.get("path")
-    if not isinstance(image, str) or not source_files.is_image(image):
+    if not isinstance(image, str) or not source_files.is_image(image) or "://" in image:
         return ""
     beside, path = PurePosixPath(where.rpartition(":")[0]).parent, PurePosixPath(image)
     if path.is_absolute() or ".." in path.parts:

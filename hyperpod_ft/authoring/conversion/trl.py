@@ -143,6 +143,8 @@ def finish(conversion: Conversion, objective: str) -> None:
     draft.set("training.method", "lora" if conversion.is_on("use_peft") else "full")
     if conversion.is_on("use_peft"):
         _set_lora(conversion, objective)
+    if objective in _NO_DROPOUT and not _disables_dropout(conversion) and not draft.get("lora.dropout"):
+        conversion.changes["disable_dropout"] = "without lora.dropout, the model's own dropout is off too"
     # its files do not say
     draft.head.append(f"Taken for a file of `trl {objective}`.")
     if not conversion.dataset:
@@ -180,10 +182,14 @@ def finish(conversion: Conversion, objective: str) -> None:
     training_arguments.finish(conversion)
 
 
+def _disables_dropout(conversion: Conversion) -> bool:
+    return conversion.values.get("disable_dropout") is None or conversion.is_on("disable_dropout")
+
+
 def _set_lora(conversion: Conversion, objective: str) -> None:
     draft, values = conversion.draft, conversion.values
     modules = values.get("lora_target_modules")
-    if objective in _NO_DROPOUT and (values.get("disable_dropout") is None or conversion.is_on("disable_dropout")):
+    if objective in _NO_DROPOUT and _disables_dropout(conversion):
         draft.set("lora.dropout", 0.0, "disable_dropout, which is TRL's default")
     conversion.set_target_parameters("lora_target_parameters")
     for key, value in (("dropout", 0.05), ("r", 16), ("alpha", 32)):

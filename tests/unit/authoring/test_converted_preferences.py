@@ -18,6 +18,8 @@ def test_trl_with_preferences(directory: Path) -> None:
     assert "`trl dpo`" in found.draft.head[1], "its files do not say for which command they are"
     found, config = converted(directory, f"{TRL}disable_dropout: false\n")
     assert (config.lora.dropout, found.changes) == (0.05, {})
+    found, _ = converted(directory, f"{TRL}disable_dropout: false\nlora_dropout: 0\n")
+    assert set(found.changes) == {"disable_dropout"}
     _, config = converted(directory, f"{TRL}disable_dropout: true\nlora_dropout: 0.1\n")
     assert config.lora.dropout == 0
 
