@@ -125,25 +125,25 @@ class LocalFiles:
         listed = printable(", ".join(sorted(unused.names)))
         return [*([f"Columns not used: {listed}."] if listed else []), *stops]
 
-    def image_files(self) -> list[str] | None:
-        """Patterns of `dataset.files` for the images that the first rows name; None if none has an image."""
-        named: list[tuple[str, Any]] = []
-        try:
-            for row in islice(self._rows(), _ROWS):
-                self._read_images(row, named)
-        except _UNREADABLE:
-            return None
-        return sorted(set(filter(None, (_pattern(*one) for one in named)))) if named else None
+    def image_files(self, *, first_rows_tell: bool) -> list[str] | None:
+        """Patterns of `dataset.files` for the images that the rows name; None if no row has an image.
 
-    def _read_images(self, row: reading.RawRow, named: list[tuple[str, Any]]) -> None:
-        """Add the images of a row to `named`, each with the row's file."""
+        `first_rows_tell`: if the first rows have none, the others are not read. Raises UserError for a row that names
+        an image outside the directory of its file.
+        """
+        patterns, has_images = set[str](), False
+        for number, (where, images) in enumerate(self._images()):
+            if first_rows_tell and number == _ROWS and not has_images:
+                break
+            patterns.update(_pattern(where, image) for image in images)
+            has_images = has_images or bool(images)
+        return sorted(patterns - {""}) if has_images else None
 
-        def read(image: Any) -> bytes:
-            named.append((row.where.rpartition(":")[0], image))
-            return b""
-
-        with contextlib.suppress(RowError):
-            conversations.of_row(row.values, read)
+    def _images(self) -> Iterator[tuple[str, list[Any]]]:
+        """Where each row is, and what it gives as its images; the rows up to one that cannot be read."""
+        with contextlib.suppress(*_UNREADABLE):
+            for row in self._rows():
+                yield row.where, _images_of(row.values)
 
     def count(self, most: int | None) -> int:
         """The raw rows, counted up to `most`, or all; 0 where they cannot be read here."""
@@ -164,14 +164,34 @@ class LocalFiles:
                 ) from error
 
 
-def _pattern(file: str, image: Any) -> str:
-    """That of the images in the directory of one that a row of `file` names, or of its type; empty for one in a row."""
+def _images_of(row: Mapping[str, Any]) -> list[Any]:
+    found: list[Any] = []
+
+    def read(image: Any) -> bytes:
+        found.append(image)
+        return b""
+
+    with contextlib.suppress(RowError):
+        conversations.of_row(row, read)
+    return found
+
+
+def _pattern(where: str, image: Any) -> str:
+    """That of the images of its type below the directory of one that a row names; empty for one in the row, or a URL.
+
+    Raises UserError for a path that leads out of the directory of the row's file.
+    """
     if isinstance(image, Mapping):
         image = None if image.get("bytes") else image.get("path")
-    if not isinstance(image, str) or not source_files.is_image(image):
+    if not isinstance(image, str) or not source_files.is_image(image) or "://" in image:
         return ""
-    beside, path = PurePosixPath(file).parent, PurePosixPath(image)
-    return str(beside / (f"{path.parts[0]}/*" if len(path.parts) > 1 else f"*{path.suffix}"))
+    beside, path = PurePosixPath(where.rpartition(":")[0]).parent, PurePosixPath(image)
+    if path.is_absolute() or ".." in path.parts:
+        raise UserError(
+            f"{where}: names an image that is not below the directory of this file",
+            "put the images beside the rows, and name them by paths that begin there",
+        )
+    return str(beside / f"{path.parts[0] if len(path.parts) > 1 else ''}/*{path.suffix}".lstrip("/"))
 
 
 def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +230,7 @@ def _why_unusable(dataset: Dataset, row: Mapping[str, Any]) -> str:
     """As stage dataset says it, as far as that takes no tokenizer."""
     try:
         if dataset.format == "chat":
-            conversations.of_row(row)
+            conversations.of_row(row, (lambda _: b"") if dataset.images else None)
         elif dataset.format in _COMPLETIONS:
             for name in _COMPLETIONS[dataset.format]:
                 prompts.field(row, name)

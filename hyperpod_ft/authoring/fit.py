@@ -18,6 +18,7 @@ from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.trl.settings import least_rows
 
 TOKENS_PER_STEP = 1 << 16  # usual for fine-tuning: 32 rows of 2,048 tokens
 _MICRO_BATCHES = (8, 4, 2, 1)
@@ -87,17 +88,19 @@ def _layouts(draft: Draft, model_config: Mapping[str, Any], keep_batch: bool) ->
 
 def _batches(draft: Draft, keep_batch: bool) -> Iterator[tuple[int, int]]:
     """Micro batch sizes, the largest first, each with gradient accumulation steps."""
+    config = _config(draft, {})
+    least = least_rows(config.training.objective, config.trl)
     if not keep_batch:
-        config = _config(draft, {})
         ranks = config.cluster.nodes * (config.instance.ranks or 1)
         # Trainium's graphs are compiled for one row, as in AWS's examples
         for micro in (1,) if config.instance.is_neuron else _MICRO_BATCHES:
-            yield micro, max(1, _usual_rows(config) // (micro * ranks))
+            if micro >= least:
+                yield micro, max(1, _usual_rows(config) // (micro * ranks))
         return
     micro, accumulated = draft.get("training.micro_batch_size"), draft.get("training.gradient_accumulation_steps")
     while True:
         yield micro, accumulated
-        if micro % 2:
+        if micro % 2 or micro // 2 < least:
             return
         micro, accumulated = micro // 2, accumulated * 2
 

@@ -4,6 +4,7 @@ The programs of a job ask it; nothing else in them looks at the variables of Slu
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,9 @@ class JobHost:
         return 0.8 * slurm_notice
 
     def replacement(self, node: str) -> str:
-        """What to do about a faulty host."""
+        """What to do about a faulty host. Over ssh, a node of a cluster is in no job."""
+        if HYPERPOD.is_dir() or shutil.which("scontrol"):
+            return replacement_on_slurm(node)
         return "repair this machine, or set cluster.instance_type to a type like it"
 
 

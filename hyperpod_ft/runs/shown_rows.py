@@ -29,9 +29,12 @@ class Inspection:
     def of(cls, config: RunConfig, run_file: str, source: str | None = None) -> "Inspection":
         """Of the source of that name, or the first one; `run_file`: as the user named it.
 
-        Raises UserError when the rows or the tokenizer are not on this machine, or no source has the name.
+        Raises UserError when the rows or the tokenizer are not on this machine, the rows have images, or no source has
+        the name.
         """
         dataset = _dataset(config, source)
+        if dataset.images:
+            raise UserError("dataset.images: such rows are shown by the run's report", "run stage dataset, then report")
         rows = RawRows(*_files(config, dataset, run_file))
         return cls(dataset, rows, Encoder.load(_model(config, run_file), chat=dataset.may_have_messages), config.seed)
 

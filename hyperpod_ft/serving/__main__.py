@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hyperpod_ft import gc_pause, publish
-from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template
+from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template, is_image_text, read_config
 from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
@@ -148,10 +148,11 @@ def _announce(given: argparse.Namespace, port: int, name: str, *, chat: bool) ->
 
 
 def _ask(given: argparse.Namespace) -> None:
+    content = _content(given)
     answers = _load(given)
     chat = answers.chats or bool(given.image)
     question = Request(
-        messages=({"role": "user", "content": _content(given)},) if chat else None,
+        messages=({"role": "user", "content": content},) if chat else None,
         prompt=None if chat else given.ask,
         stream=True,
     )
@@ -170,7 +171,10 @@ def _ask(given: argparse.Namespace) -> None:
 
 
 def _content(given: argparse.Namespace) -> Sequence[object]:
-    """The question, or the parts of one with images."""
+    """The question, or the parts of one with images. Raises UserError for a model that reads none."""
+    name, directory = given.model[0]
+    if given.image and not is_image_text(read_config(directory)):
+        raise UserError(f"--image: {name} reads no images", "ask a model that does, or leave --image out")
     try:
         files = [base64.b64encode(path.read_bytes()).decode() for path in given.image]
     except OSError as error:

@@ -13,6 +13,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     Rule,
     changes,
     convert_keys,
+    housekeeping,
     is_unset,
     number,
     switch,
@@ -131,7 +132,7 @@ def _trl(conversion: Conversion, key: str) -> None:
 
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
-    "base_model_config datasets rl reward_model freeze_mm_modules adapter wandb_mode sample_packing micro_batch_size"
+    "base_model_config datasets rl reward_model adapter wandb_mode sample_packing micro_batch_size"
     " load_in_4bit"
     " lora_target_modules lora_target_parameters lora_target_linear excess_length_strategy val_set_size"
     " early_stopping_patience shuffle_merged_datasets tokens"
@@ -155,6 +156,7 @@ RULES: Mapping[str, Rule] = {
     "loraplus_lr_ratio": number("lora.plus_ratio"),
     "num_labels": _labels,
     "processor_type": switch("dataset.images"),
+    "freeze_mm_modules": housekeeping("adapters are in the language model, unless lora.image_tower is set"),
     **dict.fromkeys(("image_size", "image_resize_algorithm"), changes(images.SIZE)),
     "train_on_inputs": switch("dataset.loss_on", "all"),
     "float32": switch("training.precision", "fp32"),
@@ -201,7 +203,7 @@ def finish(conversion: Conversion, objective: str) -> None:
     if known.rewards:
         settings = values.get("trl")
         objectives.set_rewards(conversion, settings if isinstance(settings, dict) else {}, "trl.")
-    training_arguments.set_batch(conversion, "micro_batch_size", 1, known.least_rows)
+    training_arguments.set_batch(conversion, objective, "micro_batch_size", 1)
     packing = "auto" if conversion.is_on("sample_packing") and objective == "sft" else "none"
     if known.format != "prompt":
         strategy = values.get("excess_length_strategy")

@@ -87,7 +87,7 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
             raise UserError("has a preference dataset, but does not say what it trains", tool.for_pairs)
         if tool.name == "TRL":
             trl.finish_with_format(conversion)
-        images.finish(conversion, objective)
+        images.finish(conversion, objective, output)
     except UserError as error:
         raise UserError(f"{path}: {error.problem}", error.remedy) from error
     _drop_what_has_no_effect(conversion)

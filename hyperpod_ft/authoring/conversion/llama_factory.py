@@ -136,7 +136,7 @@ def finish(conversion: Conversion, objective: str) -> None:
     draft.default("dataset.max_length", 2048)
     if not conversion.is_on("disable_gradient_checkpointing"):
         draft.default("training.activation_checkpointing", "full", "LLaMA-Factory's default")
-    training_arguments.set_batch(conversion, "per_device_train_batch_size", 8, known.least_rows)
+    training_arguments.set_batch(conversion, objective, "per_device_train_batch_size", 8)
     neat = conversion.is_on("neat_packing")
     # packing is the default of pre-training
     packed = neat or conversion.is_on("packing") or (stage == "pt" and values.get("packing") is None)
@@ -174,8 +174,12 @@ def _set_images(conversion: Conversion) -> None:
         if not is_unset(values.get(key)):
             named = conversion.changes if on_images else conversion.housekeeping
             named[key] = reason if on_images else "has no effect without images"
-    if on_images and "freeze_vision_tower" in values and not conversion.is_on("freeze_vision_tower"):
+    frozen = ("freeze_vision_tower", "freeze_multi_modal_projector") if on_images else ()
+    trained = [key for key in frozen if key in values and not conversion.is_on(key)]
+    if "freeze_vision_tower" in trained:
         conversion.draft.set("lora.image_tower", True, "from freeze_vision_tower")
+    elif trained:
+        conversion.changes["freeze_multi_modal_projector"] = _OF_IMAGES["freeze_language_model"]
 
 
 def _set_dataset(conversion: Conversion, stage: str, rows: str | None) -> None:

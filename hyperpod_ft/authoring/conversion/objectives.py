@@ -24,7 +24,6 @@ class KnownObjective:
     learning_rate: float  # TRL's default
     format: str | None = None  # of its rows, which no other objective has
     validates: bool = True
-    least_rows: int = 1  # of a forward pass
     rewards: bool = False  # whether functions score its answers
     rules: Mapping[str, Rule] = field(default_factory=dict)  # of TRL's keys that are keys of a run file
     defaults: Mapping[str, Any] = field(default_factory=dict)  # TRL's, where the kit's differ
@@ -66,7 +65,6 @@ OBJECTIVES: Mapping[str, KnownObjective] = {
     "kto": KnownObjective(
         1e-6,
         "unpaired-preference",
-        least_rows=2,
         rules={
             **_OF_PREFERENCES,
             **{key: number(f"kto.{key}") for key in ("beta", "desirable_weight", "undesirable_weight")},

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, changes, choice, number, switch, used
+from hyperpod_ft.planning.trl.settings import least_rows
 
 _VALIDATION_SHARE = 0.02  # where the other file gives none
 
@@ -135,15 +136,15 @@ def _set_warmup(conversion: Conversion) -> None:
         )
 
 
-def set_batch(conversion: Conversion, micro_key: str, default: int, least: int) -> None:
-    """The batch of a device, which stays the same on other instances as far as their memory allows.
-
-    `least`: the rows that a forward pass must have.
-    """
+def set_batch(conversion: Conversion, objective: str, micro_key: str, default: int) -> None:
+    """The batch of a device, which stays the same on other instances as far as their memory allows."""
+    least = least_rows(objective, conversion.draft.values.get("trl", {}))
     micro, accumulated = conversion.number(micro_key, default), conversion.number("gradient_accumulation_steps", 1)
     if micro < least:
-        conversion.changes[micro_key] = f"a forward pass needs {least} rows, which are compared; fewer are accumulated"
-        micro, accumulated = least, max(1, micro * accumulated // least)
+        rows = micro * accumulated
+        micro, accumulated = least, math.ceil(rows / least)
+        becomes = f"a step has {micro * accumulated} rows of each device" if rows % least else "fewer are accumulated"
+        conversion.changes[micro_key] = f"a forward pass needs {least} rows, which are compared; {becomes}"
     conversion.draft.set("training.micro_batch_size", micro)
     conversion.draft.set("training.gradient_accumulation_steps", accumulated)
 

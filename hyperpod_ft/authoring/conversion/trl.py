@@ -47,6 +47,7 @@ _OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _BY_NAMES = ("dpo", "kto", "reward")  # objectives whose keys tell them whatever their values are
+_NO_DROPOUT = ("dpo", "kto", "reward")  # objectives with disable_dropout, which is on by default
 _OF_KTO_TOO = ("beta", "precompute_ref_log_probs", "max_prompt_length", "sync_ref_model")
 _KTO_LOSSES = ("kto", "apo_zero_unpaired")
 _NO_SETTING = ("nll", "chunked_nll", "sigmoid", ["sigmoid"], "kto")  # losses that are defaults
@@ -55,7 +56,7 @@ _NO_SETTING = ("nll", "chunked_nll", "sigmoid", ["sigmoid"], "kto")  # losses th
 _READ_ELSEWHERE = (
     "dataset_name datasets dataset_train_split dataset_text_field per_device_train_batch_size truncation_mode"
     " packing packing_strategy completion_only_loss assistant_only_loss use_peft lora_target_modules"
-    " lora_target_parameters load_in_4bit bnb_4bit_quant_type lora_task_type"
+    " lora_target_parameters load_in_4bit bnb_4bit_quant_type lora_task_type disable_dropout"
 )
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
@@ -91,9 +92,14 @@ def objective_of(conversion: Conversion) -> str:
     if told not in ("sft", "dpo"):
         return told
     rows = _rows(conversion)
-    if rows == "unpaired-preference":
-        return "kto"
     of_dpo = {key for key in ("loss_type", *_OBJECTIVES["dpo"]) if key in conversion.values}
+    if rows == "unpaired-preference":
+        if other := {key for key in of_dpo.difference(_OF_KTO_TOO) if not is_unset(conversion.values[key])}:
+            raise UserError(
+                f"{min(other)}: is for `trl {told}`, and the rows are those of `trl kto`",
+                "remove the key, or give other rows with --dataset",
+            )
+        return "kto"
     if told == "dpo" and rows is None and of_dpo <= {*_OF_KTO_TOO}:
         conversion.changes[min(of_dpo)] = "could also be of `trl kto`: for that, pass --format unpaired-preference"
     return told
@@ -103,7 +109,7 @@ def _told(values: Mapping[str, Any], is_on: Callable[[str], bool]) -> str:
     """The objective by the keys of the file."""
     loss = values.get("loss_type")
     losses = set(map(str, loss if isinstance(loss, list) else [loss]))
-    if losses <= {*_KTO_LOSSES}:
+    if losses and losses <= {*_KTO_LOSSES}:
         return "kto"
     for objective, keys in _OBJECTIVES.items():
         for key in keys:
@@ -136,7 +142,9 @@ def finish(conversion: Conversion, objective: str) -> None:
     draft, values = conversion.draft, conversion.values
     draft.set("training.method", "lora" if conversion.is_on("use_peft") else "full")
     if conversion.is_on("use_peft"):
-        _set_lora(conversion)
+        _set_lora(conversion, objective)
+    if objective in _NO_DROPOUT and not _disables_dropout(conversion) and not draft.get("lora.dropout"):
+        conversion.changes["disable_dropout"] = "without lora.dropout, the model's own dropout is off too"
     # its files do not say
     draft.head.append(f"Taken for a file of `trl {objective}`.")
     if not conversion.dataset:
@@ -158,7 +166,7 @@ def finish(conversion: Conversion, objective: str) -> None:
     draft.default("dataset.validation_share", 0.0, "TRL holds out no rows")
     if "gradient_checkpointing" not in values:
         draft.set("training.activation_checkpointing", "full", "TRL's default")
-    training_arguments.set_batch(conversion, "per_device_train_batch_size", 8, known.least_rows)
+    training_arguments.set_batch(conversion, objective, "per_device_train_batch_size", 8)
     if values.get("truncation_mode") not in (None, "keep_start"):
         conversion.changes["truncation_mode"] = "a row that is too long loses its end"
     packed, strategy = conversion.is_on("packing"), values.get("packing_strategy")
@@ -174,8 +182,15 @@ def finish(conversion: Conversion, objective: str) -> None:
     training_arguments.finish(conversion)
 
 
-def _set_lora(conversion: Conversion) -> None:
-    draft, modules = conversion.draft, conversion.values.get("lora_target_modules")
+def _disables_dropout(conversion: Conversion) -> bool:
+    return conversion.values.get("disable_dropout") is None or conversion.is_on("disable_dropout")
+
+
+def _set_lora(conversion: Conversion, objective: str) -> None:
+    draft, values = conversion.draft, conversion.values
+    modules = values.get("lora_target_modules")
+    if objective in _NO_DROPOUT and _disables_dropout(conversion):
+        draft.set("lora.dropout", 0.0, "disable_dropout, which is TRL's default")
     conversion.set_target_parameters("lora_target_parameters")
     for key, value in (("dropout", 0.05), ("r", 16), ("alpha", 32)):
         draft.default(f"lora.{key}", value, "TRL's default")
@@ -185,7 +200,7 @@ def _set_lora(conversion: Conversion) -> None:
         conversion.set_target_modules("lora_target_modules", modules)
     if conversion.is_on("load_in_4bit"):
         draft.set("lora.quantization", "nf4")
-        if conversion.values.get("bnb_4bit_quant_type") not in (None, "nf4"):
+        if values.get("bnb_4bit_quant_type") not in (None, "nf4"):
             conversion.changes["bnb_4bit_quant_type"] = "the kit's 4 bits are nf4"
 
 

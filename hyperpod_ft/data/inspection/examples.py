@@ -16,7 +16,6 @@ from hyperpod_ft.data.reading import BadRow, RawRow
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.tokenization import separated, tokenize
-from hyperpod_ft.errors import UserError
 
 _PREFERENCE = ("chosen", "rejected")
 _UNPAIRED = {None: "", True: "desirable", False: "undesirable"}
@@ -36,8 +35,6 @@ def inspect(row: RawRow | BadRow, dataset: Dataset, encoder: Encoder) -> ShownRo
     """What stage dataset makes of a raw row. Raises UserError where that stage stops at any such row."""
     if isinstance(row, BadRow):
         return ShownRow(row.where, (), False, row)
-    if dataset.images:
-        raise UserError("dataset.images: such rows are shown by the run's report", "run stage dataset, then report")
     UnusedColumns(dataset).add(row.where, row.values)
     try:
         (made,) = separated([formats.examples(dataset, row.values, encoder.tokenizer)], encoder)

@@ -117,8 +117,7 @@ def _check_preferences(config: RunConfig) -> None:
 
 
 def _check_mismatches(config: RunConfig) -> None:
-    """KTO's estimate of the KL divergence takes each completion of a forward pass with the prompt of another one."""
-    if config.training.micro_batch_size == 1 and config.trl.get("loss_type") != "apo_zero_unpaired":
+    if config.training.micro_batch_size < settings.least_rows(config.training.objective, config.trl):
         raise UserError(
             "training.micro_batch_size: objective kto needs several rows in a forward pass, to estimate the KL"
             " divergence from completions of other prompts",

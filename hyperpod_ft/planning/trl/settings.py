@@ -172,6 +172,14 @@ def attention(config: RunConfig) -> str:
     return "sdpa" if needs_sdpa else "flex_attention"
 
 
+def least_rows(objective: str, given: Mapping[str, Any]) -> int:
+    """The least rows of a forward pass; `given`: section trl.
+
+    KTO's estimate of the KL divergence takes each completion of a forward pass with the prompt of another one.
+    """
+    return 2 if objective == "kto" and given.get("loss_type") != "apo_zero_unpaired" else 1
+
+
 def has_reference(config: RunConfig) -> bool:
     """Whether the model before training is kept beside the one that is trained: adapters can be left out instead."""
     objective = config.training.objective

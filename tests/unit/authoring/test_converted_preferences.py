@@ -13,9 +13,15 @@ def test_trl_with_preferences(directory: Path) -> None:
     assert "of TRL," in found.draft.text()
     assert (config.training.objective, config.dpo.beta) == ("dpo", 0.2)
     assert (config.training.max_steps, config.training.learning_rate) == (200, 1e-6)
-    assert (config.lora.dropout, config.training.micro_batch_size) == (0.05, 8)
+    assert (config.lora.dropout, config.training.micro_batch_size) == (0.0, 8), "disable_dropout"
     assert (found.changes, set(found.housekeeping)) == ({}, {"save_strategy"})
     assert "`trl dpo`" in found.draft.head[1], "its files do not say for which command they are"
+    found, config = converted(directory, f"{TRL}disable_dropout: false\n")
+    assert (config.lora.dropout, found.changes) == (0.05, {})
+    found, _ = converted(directory, f"{TRL}disable_dropout: false\nlora_dropout: 0\n")
+    assert set(found.changes) == {"disable_dropout"}
+    _, config = converted(directory, f"{TRL}disable_dropout: true\nlora_dropout: 0.1\n")
+    assert config.lora.dropout == 0
 
 
 def test_what_preferences_are_for_the_file_says_or_its_rows(directory: Path) -> None:
@@ -34,6 +40,10 @@ def test_what_preferences_are_for_the_file_says_or_its_rows(directory: Path) -> 
     assert config.training.objective == "kto" and not found.changes
     found, config = converted(directory, f"{elsewhere}loss_type: ipo\n")
     assert config.training.objective == "dpo" and not found.changes
+    with pytest.raises(UserError, match="loss_type: is for `trl dpo`, and the rows are those of `trl kto`"):
+        converted(directory, TRL.replace("pairs", "feedback") + "loss_type: ipo\n")
+    _, config = converted(directory, unsaid.replace("pairs", "birds") + "loss_type: []\n")
+    assert config.training.objective == "sft"
 
 
 KTO_OF_AXOLOTL = """
@@ -91,6 +101,18 @@ def test_kto(directory: Path, text: str, changes: set[str], unused: set[str]) ->
     assert (config.dataset.format, config.dataset.packing) == ("unpaired-preference", "none") and not config.trl
     assert (config.training.micro_batch_size, config.training.gradient_accumulation_steps) == (2, 4)
     assert (set(found.changes), set(found.housekeeping)) == (changes, unused)
+
+
+def test_the_rows_that_kto_compares(directory: Path) -> None:
+    odd = KTO_OF_TRL.replace("steps: 8", "steps: 7")
+    found, config = converted(directory, odd)
+    assert (config.training.micro_batch_size, config.training.gradient_accumulation_steps) == (2, 4)
+    assert "a step has 8 rows of each device" in found.changes["per_device_train_batch_size"]
+    found, config = converted(directory, odd.replace("loss_type: kto", "loss_type: apo_zero_unpaired"))
+    assert (config.training.micro_batch_size, config.training.gradient_accumulation_steps) == (1, 7)
+    assert not found.changes
+    with pytest.raises(UserError, match="GiB"):  # and not that a forward pass of one row is too small
+        converted(directory, KTO_OF_TRL.replace("use_peft: true", ""), "g5.xlarge")
 
 
 REWARD_OF_AXOLOTL = """

@@ -126,6 +126,10 @@ def test_what_is_not_on_this_machine_is_one_line(place: Path) -> None:
     (place / "empty" / "config.json").write_text("{}")
     done = call("data", "show", "run.yaml", "--set=model.source=./empty", cwd=place)
     assert done.returncode == 2 and "no usable tokenizer" in done.stderr and done.stderr.count("\n") == 1
+    pictures = call("data", "show", "quickstart-images", cwd=place)
+    assert pictures.stderr.startswith(
+        "error: dataset.images: such rows are shown by the run's report; run stage dataset"
+    )
 
 
 def test_a_recipe_without_transformers_or_torch(tmp_path: Path) -> None:

@@ -101,7 +101,10 @@ def test_replacement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "scontrol update nodename=node3 state=drain reason=" in SlurmHost("node1").replacement("node3")
     monkeypatch.setattr(job_host, "HYPERPOD", tmp_path)
     assert 'scontrol update node=node3 state=fail reason="Action:Replace"' in SlurmHost("node1").replacement("node3")
-    assert "scontrol" not in JobHost("node1").replacement("node1"), "without Slurm, on HyperPod too"
+    monkeypatch.setenv("PATH", "")
+    assert 'state=fail reason="Action:Replace"' in JobHost("node1").replacement("node1"), "over ssh, in no job"
+    monkeypatch.setattr(job_host, "HYPERPOD", tmp_path / "absent")
+    assert "scontrol" not in JobHost("node1").replacement("node1"), "without Slurm"
 
 
 @pytest.fixture

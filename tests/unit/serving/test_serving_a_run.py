@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -21,6 +22,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs import references
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving import __main__ as program
 from hyperpod_ft.serving import models
 from tests.unit.serving.conftest import Serving, serve
 from tests.unit.serving.tuned import ROWS, TINY_LLAMA, TOKENS
@@ -97,6 +99,15 @@ def test_ask_prints_one_answer_of_the_last_run(tuned_run: Run, samples: list[dic
     command = [sys.executable, "-m", "hyperpod_ft", "ask", ROWS[0]["instruction"]]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(samples[0]["tuned"]) and done.stdout.endswith("\n")
+
+
+def test_pictures_are_read_before_the_model_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [f"--model=it={tmp_path}", "--ask=What is this?", "--image=/none.png"]
+    for described, said in (({}, "it reads no images"), ({"text_config": {}}, "/none.png: No such file")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"} | described))
+        with pytest.raises(SystemExit):
+            program.main(asked)
+        assert f"error: --image: {said}" in capsys.readouterr().err
 
 
 def test_a_directory_with_a_key_until_ctrl_c(tuned_run: Run) -> None:
