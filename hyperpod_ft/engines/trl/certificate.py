@@ -28,7 +28,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, re
 from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.batches import PackedSplit
-from hyperpod_ft.engines.certificate.alone import TOLERANCE, Trained, alone, why_not_apart
+from hyperpod_ft.engines.certificate.alone import TOLERANCE, Trained, alone, difference, why_not_apart
 from hyperpod_ft.engines.certificate.model import LENGTHS, NotBuiltError, documents, rows, save_small
 from hyperpod_ft.engines.certificate.result import check_gradients, check_result, inputs
 from hyperpod_ft.engines.certificate.small import VOCABULARY
@@ -77,8 +77,8 @@ def certify(config: RunConfig, source: Path, teacher: Path | None, scratch: Path
             not_packed = _why_not_packed(small, computed, expected, scratch / "packed", flat=flat)
         else:
             refused = f"training.objective: {objective} is not possible with a model of this type"
-            model, alone_model = (pretrained.load(small, torch.float32, name).train() for name in (computed, "eager"))
-            check_padded(model, alone_model, "left" if config.training.samples_answers else "right", refused)
+            model = _loaded(small, computed, refused).train()
+            check_padded(model, "left" if config.training.samples_answers else "right", refused)
             if config.training.samples_answers:
                 check_answers(model, refused)
         with contextlib.redirect_stdout(io.StringIO()):  # what training reports of a small model is of no interest
@@ -136,15 +136,31 @@ def _built(directory: Path, implementation: str, key: str) -> PreTrainedModel:
 
 
 def _check_teacher(teacher: Path, implementation: str, computed: str, small: Path) -> None:
-    """Raise UserError for a teacher whose small model does not make of padded texts what eager attention does."""
+    """Raise UserError for a teacher whose small model computes something else with the run's attention, or padded."""
     _built(teacher, implementation, "teacher.source")
     refused = "teacher.source: distillation is not possible with a teacher of this type"
     try:
         save_small(teacher, small)
-        model, alone_model = (pretrained.load(small, torch.float32, name).eval() for name in (computed, "eager"))
-        check_padded(model, alone_model, "left", refused)
-    except NotBuiltError as error:
-        raise UserError(f"{refused}: {error}", _REMEDY) from error
+        check_padded(_loaded(small, computed, refused), "left", refused)
+    except UserError:
+        raise
+    except Exception as error:  # transformers' classes raise errors of any type
+        reason = error if isinstance(error, NotBuiltError) else NotBuiltError.of(error)
+        raise UserError(f"{refused}: {reason}", _REMEDY) from error
+
+
+@torch.no_grad()
+def _loaded(small: Path, computed: str, refused: str) -> PreTrainedModel:
+    """The small model, whose attention makes of texts what eager attention does; otherwise raises UserError."""
+    model, eager = (pretrained.load(small, torch.float32, name) for name in (computed, "eager"))
+    for ids in documents():
+        found, expected = (each(input_ids=ids, use_cache=False).logits for each in (model, eager))
+        if (off := difference(found, expected)) > TOLERANCE:
+            raise UserError(
+                f"{refused}: attention {computed} does not compute what eager attention does, by {off:.0e}",
+                _OTHER.format("eager"),
+            )
+    return model
 
 
 def _save_tokenizer(directory: Path) -> None:

@@ -18,15 +18,11 @@ _ANSWER = 4  # tokens
 
 
 @torch.no_grad()
-def check_padded(model: PreTrainedModel, alone: PreTrainedModel, side: Literal["left", "right"], refused: str) -> None:
-    """Raise UserError where padding at this side changes logits or scores.
-
-    `alone`: the same model, with eager attention, which makes of each text what is expected. `refused`: what is not
-    possible then.
-    """
+def check_padded(model: PreTrainedModel, side: Literal["left", "right"], refused: str) -> None:
+    """Raise UserError where padding at this side changes logits or scores. `refused`: what is not possible then."""
     padded = model(**_padded(side), use_cache=False).logits
     for ids, found in zip(documents(), padded, strict=True):
-        expected, length = alone(input_ids=ids, use_cache=False).logits[0], ids.shape[1]
+        expected, length = model(input_ids=ids, use_cache=False).logits[0], ids.shape[1]
         own = found if found.ndim == 1 else found[-length:] if side == "left" else found[:length]
         if (off := difference(own, expected)) > TOLERANCE:
             raise _error(refused, f"padding at the {side} changes what the model makes of a text, by {off:.0e}")
