@@ -15,6 +15,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import limits_of
 from hyperpod_ft.planning.layout import Degrees, Layout
+from hyperpod_ft.planning.trl.settings import attention
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Certificate:
     target_parameters: tuple[str, ...] = ()  # PEFT's, of the adapters; those of shared experts are such too
     # of engine trl, with method full
     not_sharded: str = ""  # why ranks do not divide the weights
-    unreached: str = ""  # a parameter that gets no gradient, for which ranks that do not divide them would wait
+    unreached: str = ""  # a parameter that gets no gradient, so that several ranks do not train
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Certificate | None":
@@ -56,6 +57,8 @@ class Certificate:
             )
         if self.not_proven and degrees.expert_parallel > 1:
             raise UserError(f"parallelism.expert_parallel: {self.not_proven}", "set it to 1")
+        if config.engine == "trl":
+            self._check_trl(config, degrees)
         if not self.not_packed:
             return
         if config.dataset.has_preferences and config.engine == "torch":
@@ -75,14 +78,37 @@ class Certificate:
                 "set it to 1",
             )
 
+    def _check_trl(self, config: RunConfig, degrees: Degrees) -> None:
+        """Raise UserError for what only a small model would prove, and rows that engine trl joins."""
+        training = config.training
+        if self.not_proven and training.objective != "sft":
+            raise UserError(
+                f"training.objective: {training.objective}: {self.not_proven}",
+                "set it to sft, or choose a model of another type",
+            )
+        if self.not_proven and training.method == "full" and degrees.data_parallel > 1:
+            raise UserError(f"training.method: full on several ranks: {self.not_proven}", "set it to lora")
+        joins = training.objective == "sft" and not config.dataset.images and "flash" in attention(config)
+        if self.not_packed and joins and training.micro_batch_size > 1:
+            raise UserError(
+                f"training.micro_batch_size: flash attention takes all rows as one, with this model: {self.not_packed}",
+                "set it to 1, or choose another attention with trl.model_init_kwargs",
+            )
+
     def check_layout(self, layout: Layout) -> None:
-        """Raise UserError for ranks that would wait for one another, or whose checkpoints could not be consolidated."""
-        sharded = layout.sharding.by_layer
-        reason = self.not_sharded if sharded else self.unreached and f"{self.unreached} gets no gradient"
-        if reason and layout.degrees.data_parallel > 1:
+        """Raise UserError for ranks that would wait for one another, or whose checkpoints could not be used.
+
+        DDP waits for each gradient. Of a parameter without one, sharded checkpoints lack the optimizer's state, which
+        accelerate asks for when training resumes.
+        """
+        if layout.degrees.data_parallel == 1:
+            return
+        not_sharded = self.not_sharded if layout.sharding.by_layer else ""
+        if reason := f"{self.unreached} gets no gradient" if self.unreached else not_sharded:
             raise UserError(
                 f"parallelism.sharding: {layout.sharding} is not possible with this model: {reason}",
-                "set training.method to lora, or use one rank or engine torch",
+                f"{'' if self.unreached else 'set it to replicated, or '}set training.method to lora, or use one rank"
+                " or engine torch",
             )
 
 
@@ -91,11 +117,12 @@ _CERTIFICATE = TypeAdapter(Certificate)
 
 @contextlib.contextmanager
 def naming_trl(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> Iterator[None]:
-    """Let an error of the block name engine trl as another remedy, if it takes the run; its certificate decides."""
+    """Let an error of another engine name engine trl as a remedy, if it takes the run; its certificate decides."""
     try:
         yield
     except UserError as error:
-        if error.problem.partition(":")[0] not in ("model.source", "training.objective"):  # wrong with any engine
+        wrong = error.problem.partition(":")[0]
+        if config.engine == "trl" or wrong not in ("model.source", "training.objective"):  # wrong with any engine
             raise
         other, limits = config.model_copy(update={"engine": "trl"}), limits_of("trl")
         try:

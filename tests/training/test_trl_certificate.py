@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from trl.trainer.sft_trainer import SFTTrainer
 
 from benchmarks.models import write_config
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.engines.certificate.model import save_small
 from hyperpod_ft.engines.trl.certificate import certify
+from hyperpod_ft.engines.trl.saved import check_saved, why_not_sharded
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.certificate import Certificate
 
@@ -19,17 +23,24 @@ ATTENTION = {"target_modules": ["q_proj", "v_proj"]}
 EXPERTS = {"target_modules": ["o_proj", "gate_proj", "up_proj", "down_proj"]}
 EAGER = {"model_init_kwargs": {"attn_implementation": "eager"}}
 SDPA = {"model_init_kwargs": {"attn_implementation": "sdpa"}}
+FLASH = {"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}
+FILE = "model.safetensors"
 OF_OBJECTIVE: dict[str, dict[str, Any]] = {
     "sft": {"dataset": {"format": "text"}},
     "dpo": {"dataset": {"format": "preference", "packing": "none"}},
     "reward": {"dataset": {"format": "preference"}},
     "grpo": {"dataset": {"format": "prompt"}, "reward": [{"function": "json"}]},
+    "distillation": {"dataset": {"format": "prompt"}, "teacher": {"source": "a/b"}},
 }
 
 
-def certified(tmp_path: Path, model_type: str, objective: str = "sft", **sections: Any) -> Certificate:
+def certified(
+    tmp_path: Path, model_type: str, objective: str = "sft", *, teacher: str | None = None, **sections: Any
+) -> Certificate:
     """Of a run on GPUs, whose attention is flex attention; where answers are sampled or with `trl`, another."""
-    source = write_config(model_type, tmp_path / "source")
+    source = tmp_path / "source"
+    if not source.exists():
+        write_config(model_type, source)
     if objective == "reward":  # as stage download leaves it
         config = json.loads((source / "config.json").read_text()) | {"pad_token_id": 0, "id2label": {"0": "LABEL_0"}}
         (source / "config.json").write_text(json.dumps(config | {"architectures": ["XForSequenceClassification"]}))
@@ -44,10 +55,11 @@ def certified(tmp_path: Path, model_type: str, objective: str = "sft", **section
     }
     values["dataset"] = values["dataset"] | {"source": str(source), "max_length": 64}
     (tmp_path / "scratch").mkdir()
-    return certify(RunConfig.model_validate(values), source, None, tmp_path / "scratch")
+    of_teacher = write_config(teacher, tmp_path / "a-teacher") if teacher else None
+    return certify(RunConfig.model_validate(values), source, of_teacher, tmp_path / "scratch")
 
 
-@pytest.mark.parametrize("sections", [{}, {"lora": {}}, {"lora": {"dora": True}, "trl": SDPA}])
+@pytest.mark.parametrize("sections", [{}, {"lora": {}}, {"lora": {"dora": True}, "trl": SDPA}, {"trl": FLASH}])
 def test_examples_of_a_dense_type_share_rows(tmp_path: Path, sections: dict[str, Any]) -> None:
     assert certified(tmp_path, "llama", **sections) == Certificate()
 
@@ -88,7 +100,17 @@ def test_a_parameter_without_gradient_is_found(tmp_path: Path) -> None:
             "model.source: transformers has no flex_attention .*attn_implementation: eager",
         ),
         ("recurrent_gemma", "sft", {"trl": EAGER}, "TRL does not compute the loss of a small model of this type: 8"),
+        ("gpt_oss", "sft", {"trl": FLASH}, "model.source: transformers has no flash_attention_2 .*: eager"),
+        ("gemma2", "grpo", {}, r"training\.objective: grpo is not possible .* attention sdpa .*implementation: eager"),
         ("gpt2", "grpo", {}, "training.objective: grpo is not possible .* padding at the left changes"),
+        *(
+            ("llama", "distillation", {"teacher": teacher}, f"teacher.source: distillation is not possible .*: {says}")
+            for teacher, says in (
+                ("gpt2", "padding at the left"),
+                ("gemma2", "attention sdpa"),
+                ("zamba", "[A-Za-z]+Error"),
+            )
+        ),
         ("granite", "reward", {}, "transformers has no reward models of type granite"),
         ("llama", "sft", {"lora": {"target_modules": ["wqkv"]}}, "lora.target_modules: 'wqkv' matches no module"),
         ("deepseek_v3", "sft", {"lora": EXPERTS}, "all experts .*without down_proj, gate_proj, up_proj"),
@@ -108,3 +130,29 @@ def test_another_loss_of_trl_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(SFTTrainer, "compute_loss", lambda *given, **named: compute(*given, **named) * 1.001)
     with pytest.raises(UserError, match=r"TRL does not compute the loss .*attn_implementation: eager"):
         certified(tmp_path, "llama", trl=SDPA)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "prefix", "further", "says"),
+    [
+        ("gpt2", "transformer.", "", "tensor h.0.attn.c_attn.bias of the base model is missing; set training.method"),
+        ("qwen3_next", "", "mtp.fc.weight", "tensor mtp.fc.weight of the base model is missing; set training.method"),
+    ],
+)
+def test_files_that_could_not_be_written_again_are_refused(
+    tmp_path: Path, model_type: str, prefix: str, further: str, says: str
+) -> None:
+    """As published: without the prefix of transformers' class, or with layers that it does not have."""
+    save_small(write_config(model_type, tmp_path / "config"), source := tmp_path / "source")
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(source / FILE).items()}
+    save_file(tensors | ({further: torch.ones(1)} if further else {}), source / FILE, {"format": "pt"})
+    with pytest.raises(UserError, match=f"^model.source: .* could not be consolidated: .*{says}"):
+        certified(tmp_path, model_type, trl=EAGER)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "mixtral", "qwen3_moe", "gpt2", "gemma4_text"])
+def test_files_that_transformers_saved_are_written_again(tmp_path: Path, model_type: str) -> None:
+    """Ranks shard no types whose tensors transformers joins. Gemma 4 has buffers, which are saved too."""
+    model = save_small(write_config(model_type, tmp_path / "config"), tmp_path / "model").to("meta")
+    check_saved(model, tmp_path / "model")
+    assert bool(why_not_sharded(model, tmp_path / "model")) == (model_type in ("mixtral", "qwen3_moe"))

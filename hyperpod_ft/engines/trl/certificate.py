@@ -27,9 +27,8 @@ from hyperpod_ft.checkpoint.formats.located import locate
 from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.batches import PackedSplit
-from hyperpod_ft.engines.certificate.alone import TOLERANCE, Trained, alone, why_not_apart
+from hyperpod_ft.engines.certificate.alone import TOLERANCE, Trained, alone, difference, why_not_apart
 from hyperpod_ft.engines.certificate.model import LENGTHS, NotBuiltError, documents, rows, save_small
 from hyperpod_ft.engines.certificate.result import check_gradients, check_result, inputs
 from hyperpod_ft.engines.certificate.small import VOCABULARY
@@ -39,6 +38,7 @@ from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.trl.loop import train
 from hyperpod_ft.engines.trl.padding import check_answers, check_padded
 from hyperpod_ft.engines.trl.rows import RowCollator
+from hyperpod_ft.engines.trl.saved import check_saved, why_not_sharded
 from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.lora import refuse_unknown, targets
@@ -57,10 +57,10 @@ def certify(config: RunConfig, source: Path, teacher: Path | None, scratch: Path
     cannot be loaded or trained, or what is trained cannot be consolidated or loaded.
     """
     objective, lora = config.training.objective, config.lora if config.training.method == "lora" else None
-    _check_class(config, source)
-    if teacher:
-        _built(teacher, attention(config), "teacher.source")
+    model = _check_class(config, source)
     computed = attention(config) if attention(config) in _COMPUTED else "eager"
+    if teacher:
+        _check_teacher(teacher, attention(config), computed, scratch / "teacher")
     small, scores = scratch / "model", objective == "reward"
     try:
         save_small(source, small)
@@ -73,12 +73,14 @@ def certify(config: RunConfig, source: Path, teacher: Path | None, scratch: Path
     try:
         if objective == "sft":
             assert expected
-            not_packed = _why_not_packed(small, computed, expected, scratch)
+            flat = "flash" in attention(config)
+            not_packed = _why_not_packed(small, computed, expected, scratch / "packed", flat=flat)
         else:
-            model = pretrained.load(small, torch.float32, computed).train()
-            check_padded(model, objective, "left" if config.training.samples_answers else "right")
+            refused = f"training.objective: {objective} is not possible with a model of this type"
+            model = _loaded(small, computed, refused).train()
+            check_padded(model, "left" if config.training.samples_answers else "right", refused)
             if config.training.samples_answers:
-                check_answers(model, objective)
+                check_answers(model, refused)
         with contextlib.redirect_stdout(io.StringIO()):  # what training reports of a small model is of no interest
             unreached = _round_trip(config, small, computed, scratch, expected, packed=not not_packed)
     except UserError:
@@ -88,21 +90,25 @@ def certify(config: RunConfig, source: Path, teacher: Path | None, scratch: Path
         raise UserError(f"model.source: TRL cannot train a small model of this type: {reason}", _REMEDY) from error
     if lora:
         return Certificate(not_packed)
-    return Certificate(not_packed, not_sharded=_why_not_sharded(small), unreached=unreached)
+    of_files = (model, source) if has_weights(source) else (_built(small, "eager", ""), small)
+    return Certificate(not_packed, not_sharded=why_not_sharded(*of_files), unreached=unreached)
 
 
-def _check_class(config: RunConfig, source: Path) -> None:
-    """Of the run's own model, that transformers has its class, and the class the files' tensors and LoRA's targets."""
+def _check_class(config: RunConfig, source: Path) -> PreTrainedModel:
+    """The run's own model on the meta device; its class has the files' tensors, and saves them, or LoRA's targets."""
     model_type = str(read_config(source).get("model_type"))
     if config.training.objective == "reward" and model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         raise UserError(f"model.source: transformers has no reward models of type {printable(model_type)}", _REMEDY)
     model = _built(source, attention(config), "model.source")
     if has_weights(source):
         locate(model, source)
+        if config.training.method == "full":
+            check_saved(model, source)
     if config.training.method == "lora":
         adapted = nn.Linear | nn.Embedding | Conv1D
         modules = [name for name, module in model.named_modules() if isinstance(module, adapted)]
         refuse_unknown(targets(config.lora, str(of_language_model(read_config(source)).get("model_type"))), modules)
+    return model
 
 
 def _built(directory: Path, implementation: str, key: str) -> PreTrainedModel:
@@ -117,11 +123,43 @@ def _built(directory: Path, implementation: str, key: str) -> PreTrainedModel:
         reason = printable(" ".join(str(error).split()))[:200]
         raise UserError(f"{key}: transformers cannot build it: {reason}", _REMEDY) from error
     has = {"eager": True, "sdpa": model._supports_sdpa, "flex_attention": model._supports_flex_attn}
-    if not has.get(implementation, True):
+    # transformers would fetch another one in place of one that the class does not name
+    has_flash = model._supports_flash_attn and implementation in (
+        model._compatible_flash_implementations or [implementation]
+    )
+    if not has.get(implementation, has_flash):
         raise UserError(
             f"{key}: transformers has no {implementation} for models of this type",
             _OTHER.format("sdpa" if has["sdpa"] else "eager"),
         )
+    return model
+
+
+def _check_teacher(teacher: Path, implementation: str, computed: str, small: Path) -> None:
+    """Raise UserError for a teacher whose small model computes something else with the run's attention, or padded."""
+    _built(teacher, implementation, "teacher.source")
+    refused = "teacher.source: distillation is not possible with a teacher of this type"
+    try:
+        save_small(teacher, small)
+        check_padded(_loaded(small, computed, refused), "left", refused)
+    except UserError:
+        raise
+    except Exception as error:  # transformers' classes raise errors of any type
+        reason = error if isinstance(error, NotBuiltError) else NotBuiltError.of(error)
+        raise UserError(f"{refused}: {reason}", _REMEDY) from error
+
+
+@torch.no_grad()
+def _loaded(small: Path, computed: str, refused: str) -> PreTrainedModel:
+    """The small model, whose attention makes of texts what eager attention does; otherwise raises UserError."""
+    model, eager = (pretrained.load(small, torch.float32, name) for name in (computed, "eager"))
+    for ids in documents():
+        found, expected = (each(input_ids=ids, use_cache=False).logits for each in (model, eager))
+        if (off := difference(found, expected)) > TOLERANCE:
+            raise UserError(
+                f"{refused}: attention {computed} does not compute what eager attention does, by {off:.0e}",
+                _OTHER.format("eager"),
+            )
     return model
 
 
@@ -135,24 +173,26 @@ def _save_tokenizer(directory: Path) -> None:
     ).save_pretrained(directory)
 
 
-def _why_not_packed(small: Path, computed: str, expected: Trained, scratch: Path) -> str:
+def _why_not_packed(small: Path, computed: str, expected: Trained, directory: Path, *, flat: bool) -> str:
     """Why the documents of one row would not train as `expected`, alone; empty when they would."""
     return why_not_apart(
         small,
         expected,
         lambda: pretrained.load(small, torch.float32, computed).train(),
-        partial(_packed_losses, scratch / "packed"),
+        partial(_packed_losses, directory, flat),
     )
 
 
-def _packed_losses(directory: Path, model: PreTrainedModel, first_seed: int) -> torch.Tensor:
-    """Of each document of a packed row, as engine trl batches it."""
-    write(directory, [rows(documents(first_seed), packed=True)])
-    batch = RowCollator(PackedSplit(directory), flat=False, pad=0)([{"row": 0}])
+def _packed_losses(directory: Path, flat: bool, model: PreTrainedModel, first_seed: int) -> torch.Tensor:
+    """Of each document of a packed row, as engine trl batches it; or of `flat` ones, each with padding after it."""
+    write(directory, [rows(documents(first_seed), packed=not flat)])
+    split = PackedSplit(directory)
+    batch = RowCollator(split, flat=flat, pad=0)([{"row": row} for row in range(len(split))])
     labels = batch.pop("labels")[0]
     logits = model(**batch, use_cache=False).logits[0]
     losses = nn.functional.cross_entropy(logits[:-1].float(), labels[1:], reduction="none")
-    return torch.stack([part.sum() for part in nn.functional.pad(losses, (1, 0)).split(LENGTHS)])
+    lengths = [split.max_length] * len(split) if flat else LENGTHS
+    return torch.stack([part.sum() for part in nn.functional.pad(losses, (1, 0)).split(lengths)])
 
 
 def _round_trip(
@@ -229,13 +269,3 @@ def _check_adapters(small: Path, asked: LoraConfig) -> None:
             f"lora.target_modules: PEFT would adapt all experts with {names}, which engine trl does not train",
             f"set it to modules without {names}",
         )
-
-
-def _why_not_sharded(small: Path) -> str:
-    """Why ranks would not shard all weights, whose checkpoints have the names of transformers' class."""
-    shapes = {name: tuple(value.shape) for name, value in _built(small, "eager", "").named_parameters()}
-    try:
-        checkpoint_directory.check_consolidable(shapes, None, small, {})
-    except UserError:
-        return "what its ranks save could not be consolidated"
-    return ""

@@ -18,18 +18,18 @@ _ANSWER = 4  # tokens
 
 
 @torch.no_grad()
-def check_padded(model: PreTrainedModel, objective: str, side: Literal["left", "right"]) -> None:
-    """Raise UserError where padding at this side changes logits or scores."""
+def check_padded(model: PreTrainedModel, side: Literal["left", "right"], refused: str) -> None:
+    """Raise UserError where padding at this side changes logits or scores. `refused`: what is not possible then."""
     padded = model(**_padded(side), use_cache=False).logits
     for ids, found in zip(documents(), padded, strict=True):
         expected, length = model(input_ids=ids, use_cache=False).logits[0], ids.shape[1]
         own = found if found.ndim == 1 else found[-length:] if side == "left" else found[:length]
         if (off := difference(own, expected)) > TOLERANCE:
-            raise _error(objective, f"padding at the {side} changes what the model makes of a text, by {off:.0e}")
+            raise _error(refused, f"padding at the {side} changes what the model makes of a text, by {off:.0e}")
 
 
 @torch.no_grad()
-def check_answers(model: PreTrainedModel, objective: str) -> None:
+def check_answers(model: PreTrainedModel, refused: str) -> None:
     """Raise UserError where answers that are sampled together have other logits than each text alone has."""
     generate: Any = model.generate  # whose annotations transformers leaves out
     answers = generate(
@@ -46,7 +46,7 @@ def check_answers(model: PreTrainedModel, objective: str) -> None:
         text = torch.cat([ids, sequence[None, -_ANSWER:]], 1)
         expected = model(input_ids=text, use_cache=False).logits[0, -_ANSWER - 1 : -1]
         if (off := difference(found, expected)) > TOLERANCE:
-            raise _error(objective, f"answers are not sampled as the model computes them, by {off:.0e}")
+            raise _error(refused, f"answers are not sampled as the model computes them, by {off:.0e}")
 
 
 def _padded(side: str) -> dict[str, torch.Tensor]:
@@ -56,8 +56,5 @@ def _padded(side: str) -> dict[str, torch.Tensor]:
     return {name: pad_sequence(each, batch_first=True, padding_side=side) for name, each in columns.items()}
 
 
-def _error(objective: str, what: str) -> UserError:
-    return UserError(
-        f"training.objective: {objective} is not possible with a model of this type: {what}",
-        "choose a model of another type",
-    )
+def _error(refused: str, what: str) -> UserError:
+    return UserError(f"{refused}: {what}", "choose a model of another type")

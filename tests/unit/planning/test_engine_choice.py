@@ -72,12 +72,13 @@ def test_a_named_engine_is_not_replaced(tmp_path: Path) -> None:
         ("model.source: a small model cannot be trained", "bert", {}, False),
         ("model.source: a small model cannot be trained", "llama", {"lora__quantization": "nf4"}, False),
         ("lora.target_modules: no module is named x", "llama", {}, False),
+        ("model.source: a small model cannot be trained", "llama", {"engine": "trl"}, False),
     ],
 )
 def test_what_is_refused_later_names_the_other_engine(
     tmp_path: Path, problem: str, family: str, values: dict[str, Any], named: bool
 ) -> None:
-    config = load(tmp_path, **LOCAL, **values, engine="auto")
+    config = load(tmp_path, **{**LOCAL, "engine": "auto", **values})
     with (
         pytest.raises(UserError) as error,
         naming_trl(config, degrees_of(config), {"model_type": family}),

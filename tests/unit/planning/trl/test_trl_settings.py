@@ -315,11 +315,44 @@ def test_of_mixtures_memory_is_not_known_and_ranks_shard_them(make_run: MakeRun,
     assert fit.sharding == "zero3 over 8 ranks"
     full = make_run(**TRL, training__method="full").config
     refused = Certificate(not_sharded="what its ranks save could not be consolidated")
-    with pytest.raises(UserError, match=r"^parallelism\.sharding: zero3 over 8 ranks is not possible .*consolidated"):
+    with pytest.raises(
+        UserError, match=r"^parallelism\.sharding: zero3 over 8 ranks is not possible .*consolidated"
+    ) as error:
         check_model_directory(full, degrees_of(full), tmp_path, refused)
+    assert error.value.remedy.startswith("set it to replicated, or ")
     replicated = make_run(**TRL, training__method="full", parallelism__sharding="replicated").config
+    check_model_directory(replicated, degrees_of(replicated), tmp_path, refused)
     with pytest.raises(UserError, match=r"^parallelism\.sharding: replicated is not possible .* a\.b gets no gradient"):
         check_model_directory(replicated, degrees_of(replicated), tmp_path, Certificate(unreached="a.b"))
+    with pytest.raises(UserError, match=r"zero3 over 8 ranks is not possible .* a\.b gets no gradient; set training"):
+        check_model_directory(full, degrees_of(full), tmp_path, Certificate(unreached="a.b"))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (OBJECTIVES["grpo"], "training.objective: grpo: no small model"),
+        ({"training__method": "full"}, "training.method: full on several ranks: no small model"),
+        ({"training__method": "lora"}, ""),
+        ({"training__method": "full", "parallelism__ranks_per_node": 1}, ""),
+    ],
+)
+def test_what_only_a_small_model_proves_is_refused_without(
+    make_run: MakeRun, values: dict[str, Any], says: str
+) -> None:
+    config = make_run(**TRL | values).config
+    with pytest.raises(UserError, match=f"^{says}") if says else nullcontext():
+        Certificate("no small model", "no small model").check(config, degrees_of(config))
+
+
+@pytest.mark.parametrize(("attention", "rows", "refused"), [("2", 2, True), ("2", 1, False), ("", 2, False)])
+def test_flash_attention_does_not_join_rows_that_would_see_one_another(
+    make_run: MakeRun, attention: str, rows: int, refused: bool
+) -> None:
+    given = {"model_init_kwargs": {"attn_implementation": f"flash_attention_{attention}"}} if attention else {}
+    config = make_run(**TRL, training__micro_batch_size=rows, trl=given).config
+    with pytest.raises(UserError, match=r"^training\.micro_batch_size: flash") if refused else nullcontext():
+        Certificate("documents of a row see one another").check(config, degrees_of(config))
 
 
 def test_memory_counts_a_teacher(make_run: MakeRun, tmp_path: Path) -> None:
