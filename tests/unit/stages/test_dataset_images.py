@@ -15,13 +15,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from hyperpod_ft.config.sections.inputs import Dataset
-from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.images.previews import previews
 from hyperpod_ft.data.images.stored import ImageRows
-from hyperpod_ft.data.inspection.examples import inspect
 from hyperpod_ft.data.prepared import PreparedDataset
-from hyperpod_ft.data.reading import RawRow
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -225,9 +221,3 @@ def test_a_row_is_as_long_as_its_images_make_it(tmp_path: Path, model: Path) -> 
     run = prepared(tmp_path, model, rows, max_length=96, max_bad_rows=1)
     report = PreparedDataset.open(run.paths.dataset_path).report()
     assert report["bad_reasons"] == {"longer than max_length": 1} and report["images"] == 1
-
-
-def test_data_show_refuses_such_rows_in_one_line(model: Path) -> None:
-    given = Dataset.model_validate({"source": "./rows.jsonl", "format": "chat", "images": True})
-    with pytest.raises(UserError, match=r"^dataset\.images: such rows are shown by the run's report"):
-        inspect(RawRow("rows.jsonl:1", {"messages": asked(IMAGE)}), given, Encoder.load(model, chat=True))
