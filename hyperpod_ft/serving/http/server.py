@@ -36,7 +36,7 @@ class Page:
         text = _FILE.read_text(encoding="utf-8")
         inline = dict(_INLINE.findall(text))
         policy = content_policy({"page.js": inline["script"], "page.css": inline["style"]}, connects=True)
-        policy += "; img-src data:; frame-ancestors 'none'"
+        policy += "; frame-ancestors 'none'"
         return cls(text, {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
 
     def render(self, title: str) -> bytes:
