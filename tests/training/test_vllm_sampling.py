@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.planning.trl import limits, rules
-from hyperpod_ft.runs.job_files import NOTICE
 from hyperpod_ft.runs.run import Run
 from tests.forking import ForkServer
-from tests.training.conftest import ENVIRONMENT, Jobs, descendants, job_server, jobs_in, metrics
-from tests.training.test_grpo import TEXTS, prepared
+from tests.training.conftest import ENVIRONMENT, Jobs, job_server, jobs_in, metrics
+from tests.training.test_grpo import TEXTS, killed_then_noticed, prepared
 from tests.training.test_packed_families import SETTINGS
 from tests.training.test_trl import again_from
 from tests.unit import tiny_tokenizer
@@ -66,16 +64,7 @@ def test_ranks_end_with_their_vllm_and_a_restart_goes_on(tmp_path: Path, vllm_jo
     changes = {"training": {"max_steps": 8, "save_every_steps": 2}, "parallelism": {"ranks_per_node": 2}}
     run = sampled_run(tmp_path, changes)
     vllm_jobs.environment |= rules.variables(run.config, tmp_path)
-    processes = []
-    for step, number, of in ((3, signal.SIGKILL, slice(1, 2)), (5, NOTICE, slice(0, 2))):
-        job = vllm_jobs.start_held(run, after_step=step)
-        below = descendants(job.process.pid)
-        ranks = sorted(pid for pid in below if descendants(pid))  # each has a process for its rewards
-        assert len(ranks) == 2
-        processes += below
-        for pid in ranks[of]:
-            os.kill(pid, number)
-        assert job.wait() == 1, job.text()
+    processes, _ = killed_then_noticed(vllm_jobs, run)
     vllm_jobs.train(run)
     record = run.journal.record("train")
     assert record is not None and record.facts["resumed_from"] == [2, 6]

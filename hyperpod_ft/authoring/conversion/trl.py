@@ -88,24 +88,24 @@ def rules_of(objective: str) -> Mapping[str, Rule]:
 
 def objective_of(conversion: Conversion) -> str:
     """Raises UserError when the file is for an objective, or has a loss, that the kit does not have."""
-    told = _told(conversion.values, conversion.is_on)
-    if told not in ("sft", "dpo"):
-        return told
+    named = _objective_by_keys(conversion.values, conversion.is_on)
+    if named not in ("sft", "dpo"):
+        return named
     rows = _rows(conversion)
     of_dpo = {key for key in ("loss_type", *_OBJECTIVES["dpo"]) if key in conversion.values}
     if rows == "unpaired-preference":
         if other := {key for key in of_dpo.difference(_OF_KTO_TOO) if not is_unset(conversion.values[key])}:
             raise UserError(
-                f"{min(other)}: is for `trl {told}`, and the rows are those of `trl kto`",
+                f"{min(other)}: is for `trl {named}`, and the rows are those of `trl kto`",
                 "remove the key, or give other rows with --dataset",
             )
         return "kto"
-    if told == "dpo" and rows is None and of_dpo <= {*_OF_KTO_TOO}:
+    if named == "dpo" and rows is None and of_dpo <= {*_OF_KTO_TOO}:
         conversion.changes[min(of_dpo)] = "could also be of `trl kto`: for that, pass --format unpaired-preference"
-    return told
+    return named
 
 
-def _told(values: Mapping[str, Any], is_on: Callable[[str], bool]) -> str:
+def _objective_by_keys(values: Mapping[str, Any], is_on: Callable[[str], bool]) -> str:
     """The objective by the keys of the file."""
     loss = values.get("loss_type")
     losses = set(map(str, loss if isinstance(loss, list) else [loss]))
