@@ -125,12 +125,17 @@ def training_ratio(entry: Entry) -> float | None:
     return statistics.median(training_ratios(entry)) if peers_of(entry) else None
 
 
-def overhead_of_engine_trl(entry: Entry) -> float | None:
-    """What a step of engine trl costs, over one of a plain script with the same settings."""
+def overheads_of_engine_trl(entry: Entry) -> list[float]:
+    """What a step of engine trl costs, over one of a plain script with the same settings, per round."""
     if not {ENGINE_TRL, PLAIN_TRL} <= set(entry["contenders"]):
-        return None
+        return []
     time, both = step_time(entry), zip(rounds(entry, ENGINE_TRL), rounds(entry, PLAIN_TRL), strict=True)
-    return statistics.median(own[time] / plain[time] for own, plain in both)
+    return [own[time] / plain[time] for own, plain in both]
+
+
+def overhead_of_engine_trl(entry: Entry) -> float | None:
+    ratios = overheads_of_engine_trl(entry)
+    return statistics.median(ratios) if ratios else None
 
 
 def tokens_per_second(entry: Entry, name: str = KIT) -> float:
@@ -270,7 +275,7 @@ GOALS = (
         )
         for case, what in EPOCHS.items()
     ),
-    _overhead_goal("training", "lora-fp32-2048"),
+    _overhead_goal("training", "lora-fp32-512"),
     _overhead_goal("gpu", "lora-8b-4096"),
     *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
     Goal("one GPU, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),

@@ -20,6 +20,7 @@ from benchmarks.goals import (
     LARGE,
     LOADED,
     NAIVE,
+    PLAIN_TRL,
     REPEATED,
     S5CMD,
     SMALL,
@@ -91,7 +92,8 @@ def _sections(results: Results) -> Iterator[list[str]]:
 
 def _training_table(entries: Mapping[str, Entry]) -> Iterator[str]:
     first = next(iter(entries.values()))
-    on_cpu, peers = first["instance_type"] == "local", goals.peers_of(first)
+    on_cpu = first["instance_type"] == "local"
+    peers = [name for name in goals.peers_of(first) if name != PLAIN_TRL]
     rate, memory = ("tokens per CPU second", "MB beyond the imports") if on_cpu else ("tokens/s", "MB of the GPU")
     yield _row("", f"{rate}: kit", *peers, "kit over the fastest", f"{memory}: kit", *peers)
     yield "|---" * (4 + 2 * len(peers)) + "|"
@@ -101,6 +103,11 @@ def _training_table(entries: Mapping[str, Entry]) -> Iterator[str]:
         peaks = [f"{goals.median(entry, name, 'beyond_imports') / 1e6:,.0f}" for name in names]
         over = _spread(goals.training_ratios(entry, KIT), "{:.2f}x") if len(names) > 1 else ""
         yield _row(case, *rates, over, *peaks)
+    for case, entry in entries.items():
+        if ratios := goals.overheads_of_engine_trl(entry):
+            yield ""
+            times = _spread(ratios, "{:.2f}x")
+            yield f"{case}: a step of engine `trl` over that of a plain TRL script with its settings: {times}."
 
 
 def _epochs(entries: Mapping[str, Entry]) -> Iterator[str]:
