@@ -316,7 +316,7 @@ def _check_endpoint(config: RunConfig, section: Deploy) -> None:
 
 
 def require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> None:
-    """Raises UserError, with the reason, for a key whose value is neither its default nor false, or a section in one."""
+    """Raises UserError, with the reason, for a key, or section, whose value is neither its default nor false."""
     given = {key for key, value in config.differing().items() if value}
     for key in keys:
         if key in given or any(each.startswith(f"{key}.") for each in given):
