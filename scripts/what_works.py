@@ -277,7 +277,7 @@ def page() -> str:
         "",
         "Each cell is the answer of `hyperpod-ft plan` to a small run file. A number leads to the reason below the",
         "table; without one, the engine or the run just does not have it. For your run, `plan` says the same, and what",
-        "to do instead. Where each engine has really run is [another question](fidelity.md).",
+        "to do instead. A *yes* does not mean that it [has run there](fidelity.md).",
         "",
     ]
     with tempfile.TemporaryDirectory() as root:
