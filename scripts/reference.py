@@ -1,4 +1,4 @@
-"""Generate docs/run-file.md, docs/commands.md, the keys in docs/cluster.md and the table of docs/parallelism.md.
+"""Generate run-file.md, commands.md, what-works.md, the keys in cluster.md and the table of parallelism.md in docs/.
 
 A test fails when they are out of date.
 
@@ -12,6 +12,7 @@ import cluster_keys
 import command_reference
 import keys
 import memory_table
+import what_works
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -95,21 +96,26 @@ def _described(
 
 
 def _trl() -> list[str]:
-    """The settings of section `trl`: those that every objective has alike, then each objective's own."""
-    first, *others = SETTINGS.values()
-    every = {name: values for name, values in first.items() if all(other.get(name) == values for other in others)}
-    kinds = {"Every objective": every} | {
-        f"`{objective}`": {name: values for name, values in settings.items() if name not in every}
-        for objective, settings in SETTINGS.items()
-    }
+    """The settings of section `trl`, by the objectives that have them alike."""
+    kinds: dict[tuple[str, ...], dict[str, Values]] = {}
+    for name, values in (setting for settings in SETTINGS.values() for setting in settings.items()):
+        alike = tuple(objective for objective, settings in SETTINGS.items() if settings.get(name) == values)
+        kinds.setdefault(alike, {})[name] = values
     return [
         "## `trl`",
         "",
         "By objective ([what they mean](https://huggingface.co/docs/trl)); `plan` refuses others.",
         "",
-        *(f"- {kind}: {', '.join(_setting(name, of) for name, of in known.items())}" for kind, known in kinds.items()),
+        *(
+            f"- {_objectives(alike)}: {', '.join(_setting(name, of) for name, of in known.items())}"
+            for alike, known in kinds.items()
+        ),
         "",
     ]
+
+
+def _objectives(names: tuple[str, ...]) -> str:
+    return "Every objective" if len(names) == len(SETTINGS) else ", ".join(f"`{name}`" for name in names)
 
 
 def _setting(name: str, values: Values) -> str:
@@ -134,6 +140,7 @@ def pages() -> dict[Path, str]:
         DOCS / "run-file.md": run_file(),
         cluster: cluster_keys.document(cluster.read_text(encoding="utf-8")),
         DOCS / "commands.md": command_reference.page(),
+        DOCS / "what-works.md": what_works.page(),
         parallelism: memory_table.document(parallelism.read_text(encoding="utf-8")),
     }
 

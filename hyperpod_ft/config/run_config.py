@@ -316,10 +316,10 @@ def _check_endpoint(config: RunConfig, section: Deploy) -> None:
 
 
 def require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> None:
-    """Raises UserError, with the reason, for a key whose value is neither its default nor false."""
-    given = config.differing()
+    """Raises UserError, with the reason, for a key, or section, whose value is neither its default nor false."""
+    given = {key for key, value in config.differing().items() if value}
     for key in keys:
-        if given.get(key):
+        if key in given or any(each.startswith(f"{key}.") for each in given):
             section, name = key.split(".")
             default = type(getattr(config, section)).model_fields[name].default
             remedy = "leave it out" if default in (None, ()) else f"set it to {str(default).lower()} or leave it out"

@@ -105,12 +105,12 @@ class Training(Section):
     keep_best: bool = Field(
         False,
         description="Make the tuned model from the weights with the lowest validation loss; needs"
-        " validate_every_steps (not engine neuron).",
+        " validate_every_steps.",
     )
     early_stopping_patience: PositiveInt | None = Field(
         None,
         description="Stop after this many validation losses in a row that do not improve on the lowest; needs"
-        " validate_every_steps (not engine neuron).",
+        " validate_every_steps.",
     )
     weights_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
@@ -147,7 +147,7 @@ class Lora(Section):
     target_parameters: tuple[str, ...] = Field(
         (),
         description="Names of parameters that hold a matrix for each expert, to adapt too: `mlp.experts.gate_up_proj`,"
-        " `mlp.experts.down_proj` (engine torch; docs/mixtures.md).",
+        " `mlp.experts.down_proj` (engine torch; docs/models.md#lora-for-experts).",
     )
     modules_to_save: tuple[str, ...] = Field(
         (),

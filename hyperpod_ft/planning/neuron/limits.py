@@ -38,6 +38,7 @@ _TORCH_ONLY = (
 )
 # matter with method lora
 _LORA_TORCH_ONLY = (
+    "model.adapter",
     "model.new_tokens",
     "model.new_special_tokens",
     "lora.dora",
@@ -114,8 +115,6 @@ def uses_flash_attention(config: RunConfig) -> bool:
 
 def _check_lora(config: RunConfig) -> None:
     require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
-    if config.model.adapter:
-        raise UserError("model.adapter: only engine torch continues an adapter", "leave it out, or set engine: torch")
     if config.neuron.fuse_qkv:
         raise UserError("neuron.fuse_qkv: optimum-neuron does not support it with LoRA", "set it to false")
     if len({"gate_proj", "up_proj"} & config.lora.given_names) == 1:

@@ -100,7 +100,7 @@ def _check_parallelism(config: RunConfig) -> None:
     if given.sharding in ("zero2", "zero3"):
         if not config.instance.has_accelerators:
             raise UserError(
-                f"parallelism.sharding: accelerate shards on accelerators only, not with {given.sharding} on CPUs",
+                f"parallelism.sharding: {given.sharding}: accelerate shards on accelerators only, not on CPUs",
                 "leave it out, or set engine: torch",
             )
         if why := settings.unsharded(config):

@@ -62,9 +62,11 @@ def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: 
     assert load(tmp_path, **full, **lora), "section lora has no effect"
 
 
-def test_rows_of_new_tokens_are_trained_by_lora_with_engine_torch_only(tmp_path: Path) -> None:
+def test_new_tokens_and_continued_adapters_are_for_engine_torch(tmp_path: Path) -> None:
     neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "model__new_tokens": ["<tool>"]}
     assert "model.new_tokens: only engine torch supports it" in refused(tmp_path, parallelism={}, **neuron)
+    continued = neuron | {"model__new_tokens": [], "model__adapter": {"source": "any/adapter"}}
+    assert "model.adapter: only engine torch supports it" in refused(tmp_path, parallelism={}, **continued)
     assert load(tmp_path, training__method="full", parallelism={}, **neuron).model.new_tokens
 
 

@@ -287,6 +287,7 @@ def test_attention_kernels_are_looked_for_before_training(make_run: MakeRun) -> 
         ("training__optimizer_state", "int8", "only engine torch"),
         ("training__compile", True, "set trl.torch_compile"),
         ("lora__quantization", "nf4", "only engine torch"),
+        ("model__adapter", {"source": "any/adapter"}, "only engine torch supports it; leave it out"),
         ("lora__target_modules", ["q_proj", "lm_head"], "TRL does not train an adapter of lm_head"),
         ("dataset__max_target_length", 16, "only engine torch trains encoder-decoders"),
         ("lora__image_tower", True, "has no effect without dataset.images"),
