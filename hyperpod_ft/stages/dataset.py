@@ -32,7 +32,7 @@ from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.images import stored as stored_images
-from hyperpod_ft.data.images.reader import ImageReader
+from hyperpod_ft.data.images.reader import ImageReader, ImagesOfPrompts
 from hyperpod_ft.data.images.stored import ImageRow, ImageRows, StoringImages
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing import duplicates, mixture
@@ -155,7 +155,8 @@ def _check_encoder(run: Run, encoder: Encoder) -> None:
     if tokens := run.config.model.added_tokens:
         encoder.check_ids(added_tokens.numbered(run.paths.base_model, tokens).known)
     if encoder.tokenizer is not None and asked.format == "chat":
-        run_prompts.as_asked(run.config.generate.prompts, asked, encoder.tokenizer, chats=True)
+        images = ImagesOfPrompts(encoder.images, run.paths.prompt_images) if encoder.images else run_prompts.AS_WRITTEN
+        run_prompts.as_asked(run.config.generate.prompts, asked, encoder.tokenizer, chats=True, images=images)
 
 
 def _tokenized_sources(run: Run, encoder: Encoder, stream: TokenStream) -> list[TokenizedSource]:

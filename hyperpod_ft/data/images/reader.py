@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.config import prompt_images
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.images import files
 from hyperpod_ft.data.text.conversation import ReadImage
@@ -105,6 +106,17 @@ class ImagesBeside:
 
     def expanded(self, text: str, images: Sequence[bytes]) -> str:
         return self.reader.expanded(text, images)
+
+
+@dataclass(frozen=True)
+class ImagesOfPrompts(ImagesBeside):
+    """Those of a run file's prompts; `folder` has the run's copies of the user's files."""
+
+    @property
+    def read(self) -> ReadImage:
+        return lambda image: files.content(
+            image["revision"] if prompt_images.is_pinned(image) else image, folder=self.folder
+        )
 
 
 def _without_video(kind: Any) -> Any:

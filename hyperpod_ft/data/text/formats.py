@@ -106,10 +106,19 @@ def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) ->
     """The text before an answer, exactly as in training; the row needs no completion. Raises what `examples` raises."""
     if not prompts.is_chat(dataset, row):
         return prompts.prompt(dataset, row)
-    given = conversation_of(dataset, row if dataset.format == "chat" else _around(row, row["prompt"]))
+    return question_of(dataset, row, tokenizer)[0]
+
+
+def question_of(
+    dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer, images: RowImages | None = None
+) -> tuple[str, Conversation]:
+    """Likewise of a chat, with the conversation whose images the text has."""
+    given = conversation_of(dataset, row if dataset.format == "chat" else _around(row, row["prompt"]), images)
     text = chat.asked(given, tokenizer)
     prompts.check_unicode(text)
-    return text
+    if images is not None:
+        images.expanded(text, given.images)
+    return text, given
 
 
 def _pair(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Example]:
