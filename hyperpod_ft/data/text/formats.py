@@ -9,6 +9,7 @@ from hyperpod_ft.data.text import chat, prompts
 from hyperpod_ft.data.text import conversation as conversations
 from hyperpod_ft.data.text.conversation import Conversation, ReadImage
 from hyperpod_ft.data.text.example import Example, RowError, Segment
+from hyperpod_ft.data.text.reasoning import without_reasoning
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 
@@ -69,7 +70,7 @@ def conversation_of(dataset: Dataset, row: Mapping[str, Any], images: RowImages 
     kept = {name: row[name] for name in row if name not in dataset.ignored_columns}
     found = conversations.of_row(kept, images.read if images else None)
     found = replace(found, template_kwargs={**dataset.chat_template_kwargs, **found.template_kwargs})
-    return chat.without_reasoning(found) if dataset.reasoning == "drop" else found
+    return without_reasoning(found) if dataset.reasoning == "drop" else found
 
 
 def _around(row: Mapping[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
