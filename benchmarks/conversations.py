@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import ROOT
-from hyperpod_ft.data.text import chat, conversation
+from hyperpod_ft.data.text import conversation
 from hyperpod_ft.data.text.conversation import Conversation
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.text.rendering import ChatRenderer
+from hyperpod_ft.data.text.turns import examples_of, turns
 
 DOCUMENT = ROOT / "benchmarks" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.conversations` -->", "<!-- end -->"
@@ -113,10 +114,10 @@ def given(kind: str) -> Conversation:
 def outcome(renderer: ChatRenderer, kind: str) -> str:
     """What becomes of the conversation: the heading of its column in the table."""
     try:
-        turns = chat.turns(given(kind), renderer)
+        found = turns(given(kind), renderer)
     except RowError as error:
         return "refuses" if error.reason == "chat template rejects the messages" else "leaves out"
-    return "one example" if len(chat.examples_of(turns)) == 1 else "unrolled"
+    return "one example" if len(examples_of(found)) == 1 else "unrolled"
 
 
 def table() -> Iterator[str]:

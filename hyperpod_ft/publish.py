@@ -18,13 +18,18 @@ from hyperpod_ft.errors import UserError
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file under a temporary name, fsync and rename. The umask limits `mode`, as for any new file."""
+    write_bytes(path, text.encode(), mode)
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Likewise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # two writers have two temporary files, by host, process and thread; the last rename wins, with a complete file
     partial = path.with_name(f".{path.name}.partial-{platform.node()}-{os.getpid()}-{threading.get_native_id()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(path)

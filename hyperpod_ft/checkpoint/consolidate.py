@@ -98,7 +98,9 @@ def consolidate_adapters(
             (directory / below).mkdir(exist_ok=True)
             publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
             named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
-            files[str(Path(below, lora.WEIGHTS))] = [checked_copy(tensor, tensor.dtype, where) for tensor in named]
+            files[str(Path(below, lora_config.WEIGHTS))] = [
+                checked_copy(tensor, tensor.dtype, where) for tensor in named
+            ]
         with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
             written = write_files(directory, files, progress, metadata)
         if chat_template is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from hyperpod_ft.checkpoint.adapters import lora_config
-from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
+from hyperpod_ft.checkpoint.adapters.lora_config import WEIGHTS
 from hyperpod_ft.checkpoint.sharded import dcp
 from hyperpod_ft.checkpoint.sharded.nxd import reader
 from hyperpod_ft.errors import UserError

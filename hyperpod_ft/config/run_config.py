@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from hyperpod_ft.config import prompt_images
 from hyperpod_ft.config.fields import NonNegativeInt, Section, flattened, matches
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.sections.cluster import Cluster, PythonEnvironment, Tracking
@@ -128,8 +129,11 @@ class RunConfig(Section):
         return flattened(self.model_dump(mode="json"))
 
     def differing(self) -> dict[str, Any]:
-        """Those that differ from their defaults."""
-        return flattened(self.model_dump(mode="json", exclude_defaults=True))
+        """Those that differ from their defaults. Of a prompt's pictures, what is in them counts, not where they are."""
+        found = flattened(self.model_dump(mode="json", exclude_defaults=True))
+        if prompts := found.get("generate.prompts"):
+            found["generate.prompts"] = [prompt_images.without_sources(prompt) for prompt in prompts]
+        return found
 
 
 # formats that some objectives need, and no other has
@@ -194,10 +198,7 @@ def _check_objective(config: RunConfig) -> None:
             raise ValueError(f"{key}: has no effect without training.objective {_any(of)}; remove it")
     if config.training.samples_answers:
         _check_answers(config)
-    if dataset.images:
-        _check_images(config)
-    elif config.lora.image_tower:
-        raise ValueError("lora.image_tower: has no effect without dataset.images; remove it")
+    (_check_images if dataset.images else _check_no_images)(config)
     if objective == "dpo" and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if objective in ("kto", "reward") and dataset.packing not in ("auto", "none"):
@@ -227,6 +228,14 @@ def _check_images(config: RunConfig) -> None:
         raise ValueError(f"dataset.images: rows of format {other} have none; set dataset.format to chat")
     alone = {"reasoning": ("drop", "train"), "deduplicate": (False,)}
     _check_possible(config.dataset, "dataset.images", _UNPACKED | alone)
+
+
+def _check_no_images(config: RunConfig) -> None:
+    if config.lora.image_tower:
+        raise ValueError("lora.image_tower: has no effect without dataset.images; remove it")
+    for number, prompt in enumerate(config.generate.prompts):
+        if config.dataset.questions.format == "chat" and prompt_images.of(prompt):
+            raise ValueError(f"generate.prompts.{number}: has images; remove them, or set dataset.images")
 
 
 # Each example is a row, whose prompt is whole and not trained.
@@ -281,9 +290,11 @@ def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:
             " set sagemaker.file_system instead"
         )
     own = [f"reward.{number}.function" for number, reward in enumerate(config.reward) if reward.file]
+    for number, prompt in enumerate(config.generate.prompts):
+        own += [f"generate.prompts.{number}"] * any(map(prompt_images.path_of, prompt_images.of(prompt)))
     if section.store and own:
         raise ValueError(
-            f"{own[0]}: with sagemaker.store, training jobs do not get your file; use the kit's functions, or set"
+            f"{own[0]}: with sagemaker.store, training jobs do not get your file; leave it out, or set"
             " sagemaker.file_system instead"
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.config import engine_choice, reward_signature, sources, yaml_file
+from hyperpod_ft.config import engine_choice, prompt_images, reward_signature, sources, yaml_file
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.results import Eval
@@ -78,6 +78,10 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
         given |= {"source": pinned.source, "revision": pinned.revision or None}
     for number, reward in enumerate(config.reward):
         values["reward"][number].update(_resolve_reward(f"reward.{number}", reward, base))
+    if config.dataset.images:
+        numbered = enumerate(config.generate.prompts)
+        found = [prompt_images.pinned(prompt, f"generate.prompts.{number}", base) for number, prompt in numbered]
+        values["generate"]["prompts"] = found
     if config.eval:
         values["eval"] |= _resolve_evaluation(config.eval, base)
     return validate(values, "resolved run file")

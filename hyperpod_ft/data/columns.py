@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from hyperpod_ft.config import prompt_images
 from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
 from hyperpod_ft.data.text.conversation import BESIDE_MESSAGES
 from hyperpod_ft.errors import UserError
@@ -17,13 +18,12 @@ _USED = {
     "unpaired-preference": ("prompt", "completion", "label", *BESIDE_MESSAGES),
     "prompt": ("prompt", *BESIDE_MESSAGES),
 }
-_IMAGES = ("images", "image")
 _UNSEEN = "the model would not see {it}"
 _CONVERSATION = ("system", "system_prompt", "history")
 _ALIKE = "all would count alike"
 # Columns by which other tools train in another way, and what leaving them out does.
 _TRAINED_ELSEWHERE = {
-    **dict.fromkeys(_IMAGES, "without dataset.images, the kit trains on text only"),
+    **dict.fromkeys(prompt_images.COLUMNS, "without dataset.images, the kit trains on text only"),
     **dict.fromkeys(("video", "videos", "audio", "audios"), _UNSEEN),
     **dict.fromkeys(_CONVERSATION, _UNSEEN),
     **dict.fromkeys(("tools", "functions", "chat_template_kwargs"), "the chat template would not get {it}"),
@@ -37,7 +37,7 @@ LISTED = 50  # columns; a row may have any number
 def used(dataset: Dataset) -> frozenset[str]:
     """The columns that make the text of an example."""
     if dataset.prompt_template is None and dataset.completion_template is None:
-        return frozenset((*_USED[dataset.format], *(_IMAGES if dataset.images else ())))
+        return frozenset((*_USED[dataset.format], *(prompt_images.COLUMNS if dataset.images else ())))
     from jinja2 import meta  # noqa: PLC0415 - only this format needs it
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 

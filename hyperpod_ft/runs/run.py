@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.config import run_file, yaml_text
+from hyperpod_ft.config import prompt_images, run_file, sources, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import file_sha256, text_sha256
 from hyperpod_ft.errors import UserError
@@ -103,8 +103,10 @@ class Run:
     def freeze(self) -> None:
         """Write what `open` reads. Makes the directory; its run.yaml, which makes it a run's, comes last.
 
-        A kill between the two files leaves the new plan with its values, and the next `freeze` completes it.
+        A kill between the two files leaves the new plan with its values, and the next `freeze` completes it. Raises
+        UserError for a picture of a prompt that has changed before the run had its copy.
         """
+        self._copy_pictures()
         text = yaml_text.dump(self.config)
         frozen = self.paths.config_path
         values = {
@@ -114,3 +116,12 @@ class Run:
         }
         publish.write_json(self.paths.plan_path, self.plan.as_dict() | values)
         publish.write_text(frozen, text)
+
+    def _copy_pictures(self) -> None:
+        """Those of prompts, which stage generate reads: the user may change or remove them during the training."""
+        for number, prompt in enumerate(self.config.generate.prompts):
+            for image in filter(prompt_images.is_pinned, prompt_images.of(prompt)):
+                copy, where = self.paths.prompt_images / image["revision"], f"generate.prompts.{number}"
+                if not copy.exists():
+                    sources.resolve_path(where, image["source"], where, image["revision"], Path("/"))
+                    publish.write_bytes(copy, Path(image["source"]).read_bytes())

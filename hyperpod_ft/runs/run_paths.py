@@ -75,6 +75,11 @@ class RunPaths(TrainingPaths):
         return self.directory / "layout.json"
 
     @property
+    def prompt_images(self) -> Path:
+        """Copies of the pictures that prompts of section `generate` name, by their digests."""
+        return self.directory / "pictures"
+
+    @property
     def trial_facts(self) -> Path:
         """What the trial reports to stage precompile, which removes it."""
         return self.directory / "trial.json"

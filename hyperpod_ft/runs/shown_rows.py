@@ -1,6 +1,5 @@
 """The rows of a run file as they would be trained, from what this machine has: nothing is fetched or submitted."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hyperpod_ft.data import reading, source_files
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.inspection.examples import ShownRow, inspect
 from hyperpod_ft.data.inspection.raw_rows import RawRows
+from hyperpod_ft.data.reading import BadRow, RawRow
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import assets
@@ -29,23 +29,23 @@ class Inspection:
     def of(cls, config: RunConfig, run_file: str, source: str | None = None) -> "Inspection":
         """Of the source of that name, or the first one; `run_file`: as the user named it.
 
-        Raises UserError when the rows or the tokenizer are not on this machine, the rows have images, or no source has
-        the name.
+        Raises UserError when the rows or the tokenizer are not on this machine, or no source has the name.
         """
         dataset = _dataset(config, source)
-        if dataset.images:
-            raise UserError("dataset.images: such rows are shown by the run's report", "run stage dataset, then report")
         rows = RawRows(*_files(config, dataset, run_file))
-        return cls(dataset, rows, Encoder.load(_model(config, run_file), chat=dataset.may_have_messages), config.seed)
+        model = _model(config, run_file)
+        return cls(
+            dataset, rows, Encoder.load(model, chat=dataset.may_have_messages, images=dataset.images), config.seed
+        )
 
     def numbered(self, number: int) -> ShownRow:
         """Raises UserError when there are fewer rows."""
-        return inspect(self.rows.numbered(number), self.dataset, self.encoder)
+        return self._inspect(self.rows.numbered(number))
 
     def first(self) -> ShownRow:
         """The first usable row. Raises UserError if there is none."""
         unused = None
-        for found in self._all():
+        for found in map(self._inspect, self.rows):
             if found.is_used:
                 return found
             unused = unused or found.bad
@@ -53,10 +53,10 @@ class Inspection:
 
     def sampled(self, rows: int) -> list[ShownRow]:
         """So many rows, drawn by chance."""
-        return [inspect(row, self.dataset, self.encoder) for row in self.rows.sampled(rows, self.seed)]
+        return list(map(self._inspect, self.rows.sampled(rows, self.seed)))
 
-    def _all(self) -> Iterator[ShownRow]:
-        return (inspect(row, self.dataset, self.encoder) for row in self.rows)
+    def _inspect(self, row: RawRow | BadRow) -> ShownRow:
+        return inspect(row, self.rows.directory, self.dataset, self.encoder)
 
 
 def _dataset(config: RunConfig, source: str | None) -> Dataset:
@@ -75,7 +75,8 @@ def _files(config: RunConfig, dataset: Dataset, run_file: str) -> tuple[Path, li
     if asset.kind != "local":
         raise _missing("dataset", asset, run_file)
     source = Path(asset.source)
-    names = source_files.chosen(names_below(source), asset.source, dataset.files, dataset.split)
+    chosen = source_files.chosen(names_below(source), asset.source, dataset.files, dataset.split)
+    names = [name for name in chosen if not source_files.is_image(name)]
     directory = source if source.is_dir() else source.parent
     chunks = [chunk for name in names for chunk in reading.chunks_of(directory, name)]
     return directory, reading.sliced(directory, chunks, dataset.split)

@@ -15,8 +15,7 @@ if __name__ == "__main__":
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # searched for in every installed package
     gc.set_threshold(50_000)  # a raw row makes many objects, none of them in a cycle
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,39 +27,30 @@ from hyperpod_ft.checkpoint.formats import added_tokens
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
 from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.data import columns, context_check, packing, prepared, tokenizer
-from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.images import stored as stored_images
-from hyperpod_ft.data.images.reader import ImageReader
+from hyperpod_ft.data.images.reader import ImageReader, of_prompts
 from hyperpod_ft.data.images.stored import ImageRow, ImageRows, StoringImages
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing import duplicates, mixture
+from hyperpod_ft.data.mixing.counted import report_of, source_reports
 from hyperpod_ft.data.mixing.mixture import Draw, Numbers
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.mixing.sources import ReadExample, TokenizedSource, each, read, tokenized
-from hyperpod_ft.data.packing import PackedRows, Packing
 from hyperpod_ft.data.prepared import Prompt, Sample, SplitName
-from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
-from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
-from hyperpod_ft.data.stored import packings as stored_packings
-from hyperpod_ft.data.stored.packings import GROUP, AnyPacking, StoredPackings
+from hyperpod_ft.data.report import RawRowCount
+from hyperpod_ft.data.stored.packings import StoredPackings
+from hyperpod_ft.data.stored.rows import RowsOfExamples
 from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering, run_prompts
 from hyperpod_ft.data.text.example import Example
-from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
-_TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor's cache takes half the time
-_TOKENS_IN_MEMORY = 1 << 21  # read at once: the more, the fewer of the files' pages are read again
-_COUNTED = 1 << 16  # examples whose tokens are counted at once
 _SAMPLES_PER_SPLIT = 256
+_PROMPTS_AT_ONCE = 1 << 16
 _SHOWN = 10  # examples that the report shows token by token
-
-Fill = Callable[[AnyPacking, Tokens, int, int], PackedRows | Seq2SeqRows]
-"""The arrays of rows `first` to `stop`, from a packing of these tokens."""
 
 
 def work(run: Run) -> Result:
@@ -82,18 +72,17 @@ def work(run: Run) -> Result:
     _require_training(sources, drawn)
     drawn_for: dict[SplitName, Numbers] = {"train": drawn.train, "validation": mixture.mixed(drawn.validation)}
     desirable = stream.desirable.read(0, len(stream.desirable))
+    place = run.paths.dataset_path.parent
+    made = RowsOfExamples(examples, dataset, how, run.config.seed, encoder.pad, start, place)
     with publish.new_directory(run.paths.dataset_path) as directory:
         packings: dict[SplitName, list[StoredPackings]] = {
-            "train": [_pack(run, how, examples, drawn.train, start)],
+            "train": [made.packed(drawn.train)],
             # prompts have no validation loss
-            "validation": [
-                _pack(run, how, examples, chosen, start) for chosen in drawn.validation if dataset.has_answers
-            ],
+            "validation": [made.packed(chosen) for chosen in drawn.validation if dataset.has_answers],
         }
         rows = {name: sum(one.row_count for one in of_split) for name, of_split in packings.items()}
         for name, of_split in packings.items():
-            fill = _filling(dataset, encoder.pad, start)
-            prepared.write_split(directory, name, _blocks(of_split, examples, dataset, fill), rows[name])
+            prepared.write_split(directory, name, made.blocks(of_split), rows[name])
             if dataset.is_unpaired and rows[name]:
                 prepared.write_labels(directory, name, desirable[drawn_for[name]])
         if not dataset.has_answers:
@@ -107,8 +96,8 @@ def work(run: Run) -> Result:
         of_sources: tuple[SourceReport, ...] = ()
         if dataset.mixes:
             held_out = [one.row_count for one in packings["validation"]] or [0] * len(sources)
-            of_sources = _source_reports(sources, examples, kept, drawn, held_out)
-        report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
+            of_sources = source_reports(sources, examples, kept, drawn, held_out)
+        report = report_of(counts, examples, drawn, rows, dataset, texts, of_sources)
         if dataset.is_unpaired:
             report = replace(report, desirable_examples=int(desirable[drawn.train].sum()))
         if "chat" in dataset.formats:
@@ -155,7 +144,8 @@ def _check_encoder(run: Run, encoder: Encoder) -> None:
     if tokens := run.config.model.added_tokens:
         encoder.check_ids(added_tokens.numbered(run.paths.base_model, tokens).known)
     if encoder.tokenizer is not None and asked.format == "chat":
-        run_prompts.as_asked(run.config.generate.prompts, asked, encoder.tokenizer, chats=True)
+        images = of_prompts(encoder.images, run.paths.prompt_images)
+        run_prompts.as_asked(run.config.generate.prompts, asked, encoder.tokenizer, chats=True, images=images)
 
 
 def _tokenized_sources(run: Run, encoder: Encoder, stream: TokenStream) -> list[TokenizedSource]:
@@ -183,56 +173,10 @@ def _packing_of(run: Run) -> packing.How:
     return "none"
 
 
-def _pack(
-    run: Run, how: packing.How, examples: StoredTokens, chosen: Numbers, decoder_start: int | None
-) -> StoredPackings:
-    """Where the `chosen` examples lie in rows.
-
-    `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
-    """
-    dataset, seed = run.config.dataset, run.config.seed
-    found = StoredPackings(run.paths.dataset_path.parent, pairs=decoder_start is not None)
-    label_tokens = examples.label_tokens() if decoder_start is not None else None
-    for group, (first, stop) in enumerate(prepared.blocks_of(len(chosen), GROUP)):
-        starts, lengths = examples.spans(chosen[first:stop])
-        if label_tokens is None:
-            found.add(packing.pack(how, starts, lengths, dataset.max_length, seed, group))
-            continue
-        assert dataset.max_target_length is not None and how != "wrapped"
-        widths = dataset.max_length, dataset.max_target_length
-        targets = label_tokens[chosen[first:stop]].ravel().astype(np.int64)
-        found.add(pack_seq2seq(how, starts.ravel(), lengths.ravel(), targets, widths, seed, group))
-    return found
-
-
-def _filling(dataset: Data, pad: int, decoder_start: int | None) -> Fill:
-    """What makes the arrays of packed rows."""
-
-    def fill(packed: AnyPacking, tokens: Tokens, first: int, stop: int) -> PackedRows | Seq2SeqRows:
-        if isinstance(packed, Packing):
-            return packing.fill(packed, tokens.ids, tokens.trained, first, stop, dataset.max_length, pad)
-        assert dataset.max_target_length is not None and decoder_start is not None
-        widths = dataset.max_length, dataset.max_target_length
-        return fill_seq2seq(packed, tokens.ids, first, stop, widths, pad, decoder_start)
-
-    return fill
-
-
-def _blocks(
-    packings: Sequence[StoredPackings], examples: StoredTokens, dataset: Data, fill: Fill
-) -> Iterator[PackedRows | Seq2SeqRows]:
-    """The arrays of a split's rows, a few rows at a time."""
-    width = dataset.max_length + (dataset.max_target_length or 0)
-    for stored in stored_packings.blocks(packings, max(1, _TOKENS_IN_MEMORY // width)):
-        packed, tokens = stored_packings.in_memory(stored, examples)
-        for first, stop in prepared.blocks_of(packed.row_count, max(1, _TOKENS_PER_BLOCK // width)):
-            yield fill(packed, tokens, first, stop)
-
-
 def _prompts(sources: Sequence[TokenizedSource], chosen: Numbers, encoder: Encoder) -> Iterator[Prompt]:
     """The text of prompts, and the columns beside them. Raises UserError for text among messages."""
     templated: bool | None = None
-    for first, stop in prepared.blocks_of(len(chosen), _COUNTED):
+    for first, stop in prepared.blocks_of(len(chosen), _PROMPTS_AT_ONCE):
         part = chosen[first:stop]
         found = read(sources, part, encoder)
         for number in part.tolist():  # an epoch may have an example several times
@@ -297,85 +241,6 @@ def _samples(
                 images = rows.row(place).images if rows else ()
                 samples.append(Sample.of(split, example, found[number].source.name, images))
     return samples
-
-
-def _source_reports(
-    sources: Sequence[TokenizedSource],
-    examples: StoredTokens,
-    kept: NDArray[np.bool_],
-    drawn: Draw,
-    validation_rows: Sequence[int],
-) -> tuple[SourceReport, ...]:
-    tokens = np.zeros(len(sources), np.int64)
-    for first, stop in prepared.blocks_of(len(drawn.train), _COUNTED):
-        chosen = drawn.train[first:stop]
-        source_of = np.searchsorted([source.stop for source in sources], chosen, side="right")
-        np.add.at(tokens, source_of, examples.spans(chosen)[1].sum(1))
-    reports = []
-    for number, source in enumerate(sources):
-        reports.append(
-            SourceReport(
-                name=source.part.name,
-                rows_read=source.counts.rows_read,
-                rows_used=source.counts.rows_used,
-                bad_rows=source.counts.bad.total(),
-                duplicates=int((~kept[source.first : source.stop]).sum()),
-                examples=drawn.available[number],
-                train_examples=drawn.taken[number],
-                train_tokens=int(tokens[number]),
-                validation_examples=len(drawn.validation[number]),
-                validation_rows=validation_rows[number],
-            )
-        )
-    return tuple(reports)
-
-
-def _report(
-    counts: RawRowCount,
-    examples: StoredTokens,
-    drawn: Draw,
-    rows: Mapping[SplitName, int],
-    dataset: Data,
-    texts: Numbers | None,
-    sources: tuple[SourceReport, ...],
-) -> DatasetReport:
-    label_tokens, labels = examples.label_tokens(), 0
-    lengths: Counter[int] = Counter()
-    for split in (drawn.train, *drawn.validation):
-        for first, stop in prepared.blocks_of(len(split), _COUNTED):
-            found, times = np.unique(examples.spans(split[first:stop])[1], return_counts=True)
-            lengths.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
-            labels += int(label_tokens[split[first:stop]].sum())
-    tokens = sum(length * times for length, times in lengths.items())
-    validation = np.concatenate(drawn.validation)
-    width, target_width = dataset.max_length, dataset.max_target_length
-    in_rows = tokens - labels if target_width else tokens  # the others are in the decoder's part
-    repeated = None if dataset.images else 0
-    if texts is not None:
-        repeated = duplicates.in_both(texts, validation, drawn.train)
-    return DatasetReport(
-        rows_read=counts.rows_read,
-        rows_used=counts.rows_used,
-        train_examples=len(drawn.train),
-        validation_examples=len(validation),
-        tokens=tokens,
-        label_tokens=labels,
-        train_rows=rows["train"],
-        validation_rows=rows["validation"],
-        padding_share=round(1 - in_rows / (sum(rows.values()) * width), 6),
-        target_padding_share=round(1 - labels / (sum(rows.values()) * target_width), 6) if target_width else None,
-        unknown_tokens=counts.unknown_tokens,
-        unknown_in=counts.unknown_in,
-        unused_columns=tuple(sorted(counts.unused)[:LISTED]),
-        truncated=counts.truncated,
-        dropped=counts.bad[TOO_LONG] + counts.emptied,
-        bad_rows=counts.bad.total(),
-        bad_reasons=dict(counts.bad.most_common()),
-        bad_listed=tuple(str(row) for row in counts.listed),
-        lengths=Lengths.of(lengths),
-        validation_in_training=repeated,
-        sources=sources,
-    )
 
 
 if __name__ == "__main__":

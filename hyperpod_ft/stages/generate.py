@@ -27,7 +27,7 @@ from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.images.previews import previews
-from hyperpod_ft.data.images.reader import ImageReader
+from hyperpod_ft.data.images.reader import ImageReader, of_prompts
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
@@ -81,7 +81,7 @@ def work(run: Run) -> Result:
     tokenizer = tokenizers.load(run.paths.tuned_model)
     prepared = PreparedDataset.open(run.paths.dataset_path)
     reader = ImageReader.load(run.paths.tuned_model) if run.config.dataset.images else None
-    questions = _questions(run.config, prepared, tokenizer, reader)
+    questions = _questions(run, prepared, tokenizer, reader)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
     # the loss of kto depends on which completions are in a batch
@@ -126,22 +126,26 @@ class _Shown:
 
 
 def _questions(
-    config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenizer, reader: ImageReader | None
+    run: Run, prepared: PreparedDataset, tokenizer: Tokenizer, reader: ImageReader | None
 ) -> list[_Question]:
-    wanted = config.generate
+    config, wanted = run.config, run.config.generate
     encoder_decoder = config.dataset.max_target_length is not None
     asked = config.dataset.questions
     formats_of = {part.name: part.dataset.format for part in config.dataset.parts}
     chats = run_prompts.are_chats(asked, prepared.samples("train"))
 
-    def ids_of(text: str, *, chat: bool) -> list[int]:
+    def ids_of(text: str, images: Sequence[bytes], *, chat: bool) -> list[int]:
+        if reader:
+            return reader.ids(text, images)
         if encoder_decoder:
             return tokenizers.source_ids(tokenizer, text)
         return tokenizers.prompt_ids(tokenizer, text, chat=chat)
 
     questions = []
-    for text, templated in run_prompts.as_asked(wanted.prompts, asked, tokenizer, chats=chats):
-        questions.append(_Question("prompts", text, ids_of(text, chat=templated), templated=templated))
+    images = of_prompts(reader, run.paths.prompt_images)
+    for one in run_prompts.as_asked(wanted.prompts, asked, tokenizer, chats=chats, images=images):
+        ids = ids_of(one.text, one.images, chat=one.templated)
+        questions.append(_Question("prompts", one.text, ids, "", one.templated, one.images, one.image_names))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
         ("validation", wanted.validation_samples),
@@ -151,13 +155,13 @@ def _questions(
             given_as = formats_of.get(sample.source, asked.format)
             # earlier versions prepared samples that do not say it
             templated = sample.templated or given_as == "chat"
-            images = prepared.images(sample)
-            ids = reader.ids(sample.prompt, images) if reader else ids_of(sample.prompt, chat=templated)
+            files = prepared.images(sample)
+            ids = ids_of(sample.prompt, files, chat=templated)
             expected = sample.completion
             if given_as == "text":  # as much of the rest as an answer can be
                 expected = tokenizers.beginning(tokenizer, expected, wanted.max_new_tokens)
             origin = split if config.dataset.has_answers else "prompts"
-            questions.append(_Question(origin, sample.prompt, ids, expected, templated, images, sample.image_names))
+            questions.append(_Question(origin, sample.prompt, ids, expected, templated, files, sample.image_names))
     if empty := [question for question in questions if not question.text.strip()]:
         raise UserError(f"generate: a prompt from {empty[0].origin} is empty", "write a prompt with text")
     return questions

@@ -38,6 +38,7 @@ from typing import Any, NoReturn
 from hyperpod_ft import publish
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer
+from hyperpod_ft.data.images.reader import ImageReader, of_prompts
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.text import run_prompts
 from hyperpod_ft.digests import file_sha256
@@ -154,7 +155,9 @@ def check_prompts(run: Run) -> None:
     asked = run.config.dataset.questions
     if run.config.generate.prompts and asked.may_have_messages:
         chats = run_prompts.are_chats(asked, PreparedDataset.open(run.paths.dataset_path).samples("train"))
-        run_prompts.as_asked(run.config.generate.prompts, asked, tokenizer.load(run.paths.base_model), chats=chats)
+        model, prompts = run.paths.base_model, run.config.generate.prompts
+        images = of_prompts(ImageReader.load(model) if asked.images else None, run.paths.prompt_images)
+        run_prompts.as_asked(prompts, asked, tokenizer.load(model), chats=chats, images=images)
 
 
 def _give_layout(layout: Layout, paths: RunPaths, ranks: Ranks) -> None:

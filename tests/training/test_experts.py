@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from hyperpod_ft.checkpoint.adapters.lora import CONFIG, PREFIX, WEIGHTS
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, PREFIX, WEIGHTS
 from hyperpod_ft.checkpoint.verify import forms
 from hyperpod_ft.checkpoint.verify.verify import Verification, verify
 from hyperpod_ft.download import adapter, fetch

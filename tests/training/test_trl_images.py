@@ -1,6 +1,7 @@
 """Rows with images through all stages with engine trl: they are learned, and shown alike wherever a model gets them."""
 
 import base64
+import json
 import os
 import pickle
 import runpy
@@ -39,6 +40,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import __main__ as serving
 from hyperpod_ft.serving.answers.answering import Answering
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
+from hyperpod_ft.shipped import shipped
 from hyperpod_ft.stages import consolidate, dataset, merge
 from hyperpod_ft.stages.stage import perform
 from tests.training import every_stage
@@ -47,9 +49,8 @@ from tests.unit import tiny_images
 from tests.unit.stage_runs import finish, make_run
 
 pytestmark = pytest.mark.training
-PICTURES: dict[str, Any] = runpy.run_path(
-    str(Path(__file__).resolve().parents[2] / "examples" / "pictures" / "make_pictures.py")
-)
+EXAMPLES = shipped("examples") / "pictures"
+PICTURES: dict[str, Any] = runpy.run_path(str(EXAMPLES / "make_pictures.py"))
 DATASET = {"files": ["*.jsonl", "images/*"], "format": "chat", "images": True, "max_length": 96}
 TRAINING = {"precision": "fp32", "micro_batch_size": 8, "learning_rate": 5e-3, "save_every_steps": 8, "sanity_steps": 0}
 
@@ -90,16 +91,22 @@ def prepared(
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The recipe, whose training was killed after its 18th step, and went on from the 16th."""
-    root = tmp_path_factory.mktemp("tuned") / "root"
-    changes = [f"cluster.root={root}", "training.save_every_steps=8"]
+    place = tmp_path_factory.mktemp("tuned")
+    mine = shutil.copy(EXAMPLES / "colors" / "images" / "000.png", place / "mine.png")
+    asked = [{"images": ["mine.png"], "messages": PICTURES["QUESTIONS"]["color"]}, "Hello"]
+    changes = [f"cluster.root={place / 'root'}", "training.save_every_steps=8", f"generate.prompts={json.dumps(asked)}"]
 
     def train(run: Run) -> None:
+        mine.unlink()
         with pytest.MonkeyPatch.context() as patched, pytest.raises(KilledError):
             patched.setattr(StepsFollower, "on_step_begin", killed_after(18, StepsFollower.on_step_begin))
             train_here(run)
         train_here(run)
 
-    return every_stage.perform(Run.of(run_file.load(run_file.find("quickstart-images"), changes)), train)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(place)  # where a recipe's files are
+        run = Run.of(run_file.load(run_file.find("quickstart-images"), changes))
+    return every_stage.perform(run, train)
 
 
 def killed_after(step: int, begin: Callable[..., None]) -> Callable[..., None]:
@@ -131,18 +138,22 @@ def test_held_out_pictures_are_answered_after_a_training_that_was_killed(tuned: 
 
 
 def test_the_report_shows_small_copies_of_held_out_pictures(tuned: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row for row in Samples.read(tuned.paths.samples_path).samples if row.split == "validation"]
+    """And of a prompt's."""
+    found = Samples.read(tuned.paths.samples_path)
+    rows = [row for row in found.samples if row.split == "validation"]
     drawn = {path.name: path.read_bytes() for path in (tuned.paths.raw_datasets[0] / "images").iterdir()}
+    drawn["mine.png"] = drawn["000.png"]
     page = report_page([gather(tuned)])
-    for row in rows:
+    for row in (found.prompts[0], *rows):
         (image,) = row.images
         copy = base64.b64decode(image.jpeg)
         expected, shown = (np.asarray(files.opened([file])[0], int) for file in (drawn[Path(image.name).name], copy))
         assert abs(expected - shown).mean() < 12 and f'src="data:image/jpeg;base64,{image.jpeg}"' in page
     assert len({image.name for row in rows for image in row.images}) == 20
     show_runs.results(tuned)
-    assert f"{rows[0].images[0].name} <|im_start|>user" in capsys.readouterr().out
-    assert f"  images: {rows[0].images[0].name}\n" in as_text(Samples.read(tuned.paths.samples_path))
+    shown, text = capsys.readouterr().out, as_text(found)
+    for row in (found.prompts[0], rows[0]):
+        assert f"{row.images[0].name} <|im_start|>user" in shown and f"  images: {row.images[0].name}\n" in text
 
 
 def test_the_tuned_model_is_the_whole_one(tuned: Run) -> None:
@@ -189,6 +200,10 @@ def test_a_server_shows_the_model_what_training_did(tuned: Run) -> None:
         stored = PackedSplit(tuned.paths.dataset_path / "validation").batch(np.array([number]))
         assert given.prompt_tokens == int((stored.labels != -100).long().argmax()) > 10
     assert right >= 4 and nested == [text]
+    mine, hello = Samples.read(tuned.paths.samples_path).prompts
+    (copy,) = tuned.paths.prompt_images.iterdir()
+    assert server.answer(asked(copy.read_bytes()), lambda _: None).text == mine.tuned != mine.base
+    assert "<|image_pad|>" in mine.prompt and hello.images == ()
     picture = tiny_images.picture()
     refused = {
         "another number of images": asked(picture, text="the <|image_pad|>"),

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
-from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, LoraDescription, RankDegrees
+from hyperpod_ft.checkpoint.sharded.description import LoraDescription
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import file_sha256
@@ -27,7 +26,7 @@ from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.runs.run import Run
 from tests.forking import ForkServer
 from tests.tasks import task_without_model
-from tests.unit import tiny_tokenizer
+from tests.unit import described_checkpoints, tiny_tokenizer
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ADAPTER = AdapterConfig(r=3, lora_alpha=4, target_modules=TARGETS)
@@ -144,7 +143,6 @@ def save_whole(target: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
 
 def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None) -> None:
     """The checkpoint.json of engine torch."""
-    digests = {file.name: file_sha256(file) for file in checkpoint.iterdir() if file.name != description.NAME}
     lora = adapter and LoraDescription(
         r=adapter.r,
         alpha=adapter.lora_alpha,
@@ -153,21 +151,7 @@ def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None)
         dropout=0.0,
         target_modules=tuple(adapter.target_modules),
     )
-    description.write(
-        checkpoint,
-        Description(
-            engine="torch",
-            step=1,
-            fingerprint="0" * 16,
-            method="lora" if lora else "full",
-            base_model=BaseModelSource(source=str(base), revision=None),
-            lora=lora,
-            degrees=RankDegrees(world_size=1, data_parallel=1, pipeline_parallel=1, tensor_parallel=1),
-            progress={},
-            files={name: (checkpoint / name).stat().st_size for name in digests},
-            sha256=digests,
-        ),
-    )
+    described_checkpoints.describe(checkpoint, base=str(base), lora=lora)
 
 
 def run_on(root: Path, base: Path, **changes: Any) -> Run:

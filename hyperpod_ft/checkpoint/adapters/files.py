@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, read_config
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, WEIGHTS, AdapterConfig, read_config
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file

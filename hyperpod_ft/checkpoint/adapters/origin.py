@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
+from hyperpod_ft.checkpoint.adapters.lora_config import WEIGHTS
 from hyperpod_ft.checkpoint.formats.safetensors_file import SINGLE, read_file, read_index, read_metadata, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.digests import text_sha256

@@ -14,7 +14,8 @@ from threadpoolctl import threadpool_limits
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.checkpoint.adapters.files import AdapterFiles, read_adapter
-from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, classify_tensors, modules
+from hyperpod_ft.checkpoint.adapters.live_names import modules
+from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, classify_tensors
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER

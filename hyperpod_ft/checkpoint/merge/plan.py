@@ -7,7 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, with_live_names
+from hyperpod_ft.checkpoint.adapters.live_names import with_live_names
+from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor, SharedFactors

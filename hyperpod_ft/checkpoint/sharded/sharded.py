@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import digests
-from hyperpod_ft.checkpoint.adapters.lora import PREFIX, WEIGHTS
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, is_trained, saved_name
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, PREFIX, WEIGHTS, AdapterConfig, is_trained, saved_name
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file, read_model
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.sharded import dcp, description

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from hyperpod_ft.checkpoint.adapters.experts import is_transposed
-from hyperpod_ft.checkpoint.adapters.lora import PREFIX, WEIGHTS
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, PREFIX, WEIGHTS, AdapterConfig, ends_with, parse_config
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors import reading

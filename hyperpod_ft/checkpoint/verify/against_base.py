@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters import lora
+from hyperpod_ft.checkpoint.adapters import live_names
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import forms, structure, turn_ends
@@ -87,7 +87,7 @@ def effects_on(adapter: Path, tensors: Tensors, base: Path, stored: Tensors) -> 
     """What an adapter does to a base. Raises UserError when a configuration cannot be read."""
     config = model_directory.read_config(base)
     stored = model_directory.without_predictors(config, stored)
-    prefix = lora.prefix_of_headless(lora.modules(tensors.values()), stored)
+    prefix = live_names.prefix_of_headless(live_names.modules(tensors.values()), stored)
     named = {f"{prefix}{name}": tensor for name, tensor in stored.items()}
     if model_directory.is_tied(config, stored):
         named = model_directory.with_tied_output(named)

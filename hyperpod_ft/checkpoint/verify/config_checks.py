@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters import experts, lora, lora_config
+from hyperpod_ft.checkpoint.adapters import experts, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
@@ -82,9 +82,9 @@ def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
             other = "B" if factor["side"] == "A" else "A"
             partner = f"{factor['module']}.lora_{factor['kind'] or ''}{other}{factor['rest'] or ''}"
             if partner not in tensors:
-                yield f"{directory / lora.WEIGHTS}: {name} has no lora_{other}"
+                yield f"{directory / lora_config.WEIGHTS}: {name} has no lora_{other}"
             module, depth = experts.module_of(factor["module"])
-            parameters = experts.parameters_of(module.removeprefix(lora.PREFIX), config.target_parameters)
+            parameters = experts.parameters_of(module.removeprefix(lora_config.PREFIX), config.target_parameters)
             joined = depth < len(parameters)  # of all experts: each has the rank
             rank = config.rank(f"{module}.{parameters[-1 - depth]}" if joined else module)
             found = tensor.shape["AB".index(factor["side"]) :][:1]

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from hyperpod_ft.checkpoint.adapters import lora
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, WEIGHTS
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index, read_file, read_index, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import config_checks
@@ -32,7 +32,7 @@ class Contents:
 
 def read_tensors(directory: Path) -> dict[str, LogicalTensor]:
     """The tensors of a directory. Raises UserError when a file is missing or damaged."""
-    tensors = read_file(directory / lora.WEIGHTS) if _is_adapter(directory) else read_model(directory)
+    tensors = read_file(directory / WEIGHTS) if _is_adapter(directory) else read_model(directory)
     return {tensor.name: tensor for tensor in tensors}
 
 
@@ -47,7 +47,7 @@ def read_contents(directory: Path) -> Contents:
     if index is not None:
         names = index.files
     else:
-        names = [] if findings else [lora.WEIGHTS if is_adapter else SINGLE]
+        names = [] if findings else [WEIGHTS if is_adapter else SINGLE]
     read = ((name, collect_error(findings, partial(read_file, directory / name))) for name in names)
     files = {name: tensors for name, tensors in read if tensors is not None}
     is_whole = not findings
@@ -76,10 +76,10 @@ def _is_adapter(directory: Path) -> bool:
         raise UserError(f"{directory}: no such directory", "give the directory of a model or of an adapter")
     if any((directory / name).is_file() for name in (SINGLE, INDEX)) or _shards(directory):
         return False
-    if any((directory / name).is_file() for name in (lora.CONFIG, lora.WEIGHTS)):
+    if any((directory / name).is_file() for name in (CONFIG, WEIGHTS)):
         return True
     raise UserError(
-        f"{directory}: has neither a model ({SINGLE} or {INDEX}) nor an adapter ({lora.WEIGHTS})",
+        f"{directory}: has neither a model ({SINGLE} or {INDEX}) nor an adapter ({WEIGHTS})",
         "give another directory; convert weights in other formats with save_pretrained",
     )
 

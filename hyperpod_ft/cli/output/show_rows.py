@@ -1,6 +1,7 @@
 """Rows on the terminal, token by token: a line or more for each stretch of tokens, with the reason beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,7 @@ from hyperpod_ft.errors import printable
 _TRAINED: dict[Reason, str] = {"reasoning": "magenta", "end of turn": "yellow", "EOS": "yellow", "template": "cyan"}
 _NOT_TRAINED: dict[Reason, str] = dict.fromkeys(("system", "user", "tool", "assistant", "prompt"), "")
 _BETWEEN = "·"
+_MOST_REPEATS = 3
 
 
 def rows(found: Sequence[ShownRow]) -> None:
@@ -22,7 +24,7 @@ def rows(found: Sequence[ShownRow]) -> None:
     examples = [(row, number, example) for row in found for number, example in enumerate(row.examples, 1)]
     for row, number, example in examples:
         said = heading(example, number, len(row.examples))
-        screen.print(Text(printable(row.where), style="bold"), *([Text(said)] if said else []))
+        screen.print(Text(printable(row.where), style="bold"), *([Text(printable(said))] if said else []))
         for document in example.documents:
             _document(document, screen)
     if examples:
@@ -53,13 +55,21 @@ def _document(document: ShownDocument, screen: Console) -> None:
 def _tokens(stretch: Stretch, style: str, has_styles: bool) -> Text:
     """Tokens whose borders can be seen: every second one is underlined, or a dot is between them."""
     text = Text(style=style)
-    for number, token in enumerate(stretch.tokens):
+    tokens = _without_repeats(stretch.tokens) if stretch.reason == "template" else stretch.tokens
+    for number, token in enumerate(tokens):
         if text and not has_styles and not text.plain.endswith("\n"):
             text.append(_BETWEEN)
         text.append(_visible(token), style="underline" if has_styles and number % 2 else "")
     if text.plain.endswith("\n"):
         text.right_crop(1)
     return text
+
+
+def _without_repeats(tokens: Sequence[str]) -> Iterator[str]:
+    """Tokens of which many in a row, as an image has them, are one with their number."""
+    for token, same in groupby(tokens):
+        count = len(list(same))
+        yield from [token] * count if count <= _MOST_REPEATS else [f"{token} {count:,} times"]
 
 
 def _visible(token: str) -> str:

@@ -1,6 +1,7 @@
 """The file of an image: beside the rows that name it, within a row, or in a data URL; and what is in it."""
 
 import base64
+import importlib.util
 import io
 import re
 import warnings
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hyperpod_ft.config import prompt_images
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.errors import printable
 
@@ -47,6 +49,21 @@ def content(given: Any, folder: Path) -> bytes:
     except (OSError, ValueError) as error:  # no file's name has a null character, or half of a surrogate pair
         why = error.strerror if isinstance(error, OSError) else "no file has such a name"
         raise RowError("image that is not in the dataset", f"{_named(given)}: {why}") from error
+
+
+def of_submission(image: Any) -> bytes:
+    """The file that a prompt of a run file names, which may be gone once the run has its copy: then it is empty.
+
+    Raises RowError, for one that is not an image only where Pillow is installed.
+    """
+    if prompt_images.is_pinned(image):
+        source = Path(image["source"])
+        found = source.read_bytes() if source.is_file() else b""
+    else:
+        found = content(image, Path())
+    if found and importlib.util.find_spec("PIL"):
+        opened([found])
+    return found
 
 
 def of_data_url(given: Any) -> bytes:

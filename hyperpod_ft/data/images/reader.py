@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.config import prompt_images
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.images import files
 from hyperpod_ft.data.text.conversation import ReadImage
 from hyperpod_ft.data.text.example import RowError
+from hyperpod_ft.data.text.formats import RowImages
+from hyperpod_ft.data.text.run_prompts import AS_WRITTEN
 from hyperpod_ft.errors import UserError, first_sentence
 
 
@@ -105,6 +108,22 @@ class ImagesBeside:
 
     def expanded(self, text: str, images: Sequence[bytes]) -> str:
         return self.reader.expanded(text, images)
+
+
+@dataclass(frozen=True)
+class ImagesOfPrompts(ImagesBeside):
+    """Those of a run file's prompts; `folder` has the run's copies of the user's files."""
+
+    @property
+    def read(self) -> ReadImage:
+        return lambda image: files.content(
+            image["revision"] if prompt_images.is_pinned(image) else image, folder=self.folder
+        )
+
+
+def of_prompts(reader: ImageReader | None, folder: Path) -> RowImages:
+    """What is made of the images of a run file's prompts; `reader`: of a model that reads images."""
+    return ImagesOfPrompts(reader, folder) if reader else AS_WRITTEN
 
 
 def _without_video(kind: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -10,6 +12,7 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.fitting import Fitted
+from hyperpod_ft.data.images import files
 from hyperpod_ft.data.inspection import reasons
 from hyperpod_ft.data.inspection.shown import Reason, ShownDocument, ShownExample, ShownToken
 from hyperpod_ft.data.reading import BadRow, RawRow
@@ -31,13 +34,17 @@ class ShownRow:
     bad: BadRow | None
 
 
-def inspect(row: RawRow | BadRow, dataset: Dataset, encoder: Encoder) -> ShownRow:
-    """What stage dataset makes of a raw row. Raises UserError where that stage stops at any such row."""
+def inspect(row: RawRow | BadRow, directory: Path, dataset: Dataset, encoder: Encoder) -> ShownRow:
+    """What stage dataset makes of a raw row of the dataset in `directory`.
+
+    Raises UserError where that stage stops at any such row.
+    """
     if isinstance(row, BadRow):
         return ShownRow(row.where, (), False, row)
     UnusedColumns(dataset).add(row.where, row.values)
     try:
-        (made,) = separated([formats.examples(dataset, row.values, encoder.tokenizer)], encoder)
+        images = encoder.images_of(row, directory)
+        (made,) = separated([formats.examples(dataset, row.values, encoder.tokenizer, images)], encoder)
     except RowError as error:
         return ShownRow(row.where, (), False, BadRow(row.where, error.reason, error.detail))
     fitted = _fitted(made, dataset, encoder)
@@ -159,7 +166,13 @@ def _examples(
             made.append(ShownDocument.of(name, tokens, bounded=bounded))
             number += 1
         turns = tuple(turn + 1 for turn in documents[0].places)
-        yield ShownExample(where, turns, _outcome(fitted, place), tuple(made))
+        yield ShownExample(where, turns, _outcome(fitted, place), tuple(made), _images(documents[0]))
+
+
+def _images(example: Example) -> tuple[str, ...]:
+    names = [name or "in the row" for name in example.image_names]
+    sizes = [f" ({image.width} x {image.height} pixels)" for image in files.opened(example.images)]
+    return tuple(name + size for name, size in zip_longest(names, sizes, fillvalue=""))
 
 
 def _outcome(fitted: Fitted, example: int) -> str:

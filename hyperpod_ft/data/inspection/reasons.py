@@ -12,6 +12,7 @@ from hyperpod_ft.data.inspection.shown import Reason
 from hyperpod_ft.data.text import chat, rendering
 from hyperpod_ft.data.text.conversation import IMAGE, Conversation
 from hyperpod_ft.data.text.example import Example, RowError
+from hyperpod_ft.data.text.reasoning import answer_of, reasoning_of
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 _ROLES: dict[str, Reason] = {
@@ -71,13 +72,13 @@ class _Painting:
         message = self.given.messages[place]
         ends = stop - len(rendering.of(self.tokenizer, self.given).end(self.text[start:stop]))
         self._paint("end of turn", ends, stop)
-        begins, thought = start, chat.reasoning_of(message)
+        begins, thought = start, reasoning_of(message)
         if thought and (at := self.text.find(thought, start, ends)) >= 0:
             begins = at + len(thought)
             self._paint("reasoning", at, begins)
         if closing := _END_OF_REASONING.match(self.text, begins, ends):
             begins = closing.end()
-        answer = chat.answer_of(message)
+        answer = answer_of(message)
         at = self.text.find(answer, begins, ends) if answer else -1
         self._paint("answer", at if at >= 0 else begins, ends)
         header = ""
@@ -125,7 +126,7 @@ def _parts(message: Mapping[str, Any]) -> list[str]:
     if message["role"] != "assistant":
         texts = [text.strip() for text in message["content"].split(IMAGE)]
         return [text for text in reversed(texts) if text]
-    return [part for part in (chat.answer_of(message), chat.reasoning_of(message)) if part]
+    return [part for part in (answer_of(message), reasoning_of(message)) if part]
 
 
 def _written(part: str) -> tuple[str, ...]:

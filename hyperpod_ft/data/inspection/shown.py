@@ -106,20 +106,26 @@ class ShownDocument:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """`turns`: the numbers of the messages that are trained. `outcome`: why it is not trained as a whole."""
+    """`turns`: the numbers of the messages that are trained. `outcome`: why it is not trained as a whole.
+
+    `images`: the names of its images' files, each with its size if the file was there.
+    """
 
     where: str  # file:line of its raw row
     turns: tuple[int, ...]
     outcome: str
     documents: tuple[ShownDocument, ...]
+    images: tuple[str, ...] = ()
 
 
 def heading(example: ShownExample, number: int, of: int) -> str:
-    """Which example of a row it is, which messages of it are trained, and what became of it."""
+    """Which example of a row it is, which messages of it are trained, its images, and what became of it."""
     parts = [f"example {number} of {of}"] if of > 1 else []
     if example.turns:
         trains = "trains message" if len(example.turns) == 1 else "trains messages"
         parts.append(f"{trains} {', '.join(map(str, example.turns))}")
+    if example.images:
+        parts.append(f"{'image' if len(example.images) == 1 else 'images'} {', '.join(example.images)}")
     return "; ".join([*parts, *([example.outcome] if example.outcome else [])])
 
 

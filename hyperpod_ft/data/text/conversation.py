@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+from hyperpod_ft.config import prompt_images
 from hyperpod_ft.data.text.example import RowError
 
 # Names of the text that a model thinks before it answers: Qwen's and DeepSeek's, OpenAI's newer one, gpt-oss's.
 REASONING = ("reasoning_content", "reasoning", "thinking")
 BESIDE_MESSAGES = ("system", "tools", "chat_template_kwargs")  # columns that belong to a row's messages
 IMAGE = "\ufdd0"  # an image in a message's text: a code point that Unicode will never assign to a character
-_IMAGE_PARTS = ("image", "image_url", "input_image")
-_IMAGE_KEYS = ("image", "image_url", "url", "path")  # of such a part; without any, it is the next of the row's column
 _OF_LLAVA = "<image>"
 _NAME = 200  # characters kept of an image's name, at its end
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -70,7 +69,7 @@ def of_row(row: Mapping[str, Any], read_image: ReadImage | None = None) -> Conve
         given = _listed(row, "conversations" if row.get("messages") is None and "conversations" in row else "messages")
     if system := row.get("system"):
         given, before = [{"role": "system", "content": system}, *given], before + (before > 0)
-    column = row.get("images") or row.get("image") or []
+    column: Any = next((row[name] for name in prompt_images.COLUMNS if row.get(name)), [])
     found = of_messages(
         given,
         tools=row.get("tools"),
@@ -126,7 +125,7 @@ class _Images:
 
     def add(self, part: Mapping[str, Any]) -> None:
         """That of an image part."""
-        given = next((part[key] for key in _IMAGE_KEYS if part.get(key)), None)
+        given = next((part[key] for key in prompt_images.KEYS if part.get(key)), None)
         if given is None:
             if self._taken == len(self._column):
                 raise RowError("more image parts than images", f"the row has {len(self._column)} images")
@@ -224,7 +223,7 @@ def _text(content: Any, number: int, images: _Images | None, *, may_be_missing: 
     for place, part in enumerate(content, 1):
         kind = (part.get("type") or "text") if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
-        if images is not None and isinstance(part, dict) and kind in _IMAGE_PARTS:
+        if images is not None and isinstance(part, dict) and kind in prompt_images.PARTS:
             images.add(part)
             texts.append(IMAGE)
             continue

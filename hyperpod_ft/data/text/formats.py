@@ -9,6 +9,7 @@ from hyperpod_ft.data.text import chat, prompts
 from hyperpod_ft.data.text import conversation as conversations
 from hyperpod_ft.data.text.conversation import Conversation, ReadImage
 from hyperpod_ft.data.text.example import Example, RowError, Segment
+from hyperpod_ft.data.text.reasoning import without_reasoning
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 
@@ -69,7 +70,7 @@ def conversation_of(dataset: Dataset, row: Mapping[str, Any], images: RowImages 
     kept = {name: row[name] for name in row if name not in dataset.ignored_columns}
     found = conversations.of_row(kept, images.read if images else None)
     found = replace(found, template_kwargs={**dataset.chat_template_kwargs, **found.template_kwargs})
-    return chat.without_reasoning(found) if dataset.reasoning == "drop" else found
+    return without_reasoning(found) if dataset.reasoning == "drop" else found
 
 
 def _around(row: Mapping[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
@@ -106,10 +107,19 @@ def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) ->
     """The text before an answer, exactly as in training; the row needs no completion. Raises what `examples` raises."""
     if not prompts.is_chat(dataset, row):
         return prompts.prompt(dataset, row)
-    given = conversation_of(dataset, row if dataset.format == "chat" else _around(row, row["prompt"]))
+    return question_of(dataset, row, tokenizer)[0]
+
+
+def question_of(
+    dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer, images: RowImages | None = None
+) -> tuple[str, Conversation]:
+    """Likewise of a chat, with the conversation whose images the text has."""
+    given = conversation_of(dataset, row if dataset.format == "chat" else _around(row, row["prompt"]), images)
     text = chat.asked(given, tokenizer)
     prompts.check_unicode(text)
-    return text
+    if images is not None:
+        images.expanded(text, given.images)
+    return text, given
 
 
 def _pair(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Example]:

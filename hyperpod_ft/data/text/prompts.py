@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
+from hyperpod_ft.data.images import files
 from hyperpod_ft.data.text import conversation
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
@@ -46,9 +47,10 @@ def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
     """Raises UserError when `prompt` does, or is blank; of a chat, when it has no messages that can be read."""
     try:
         if is_chat(dataset, row):
-            messages = row.get("messages" if dataset.format == "chat" else "prompt")
-            if not isinstance(messages, str):  # a string is the user's message
-                conversation.of_row(row if dataset.format == "chat" else {"messages": messages})
+            chat = row if dataset.format == "chat" else {"messages": row.get("prompt")}
+            if isinstance(said := chat.get("messages"), str):  # it is the user's message
+                chat = {**chat, "messages": [{"role": "user", "content": said}]}
+            conversation.of_row(chat, files.of_submission if dataset.images else None)
         elif not prompt(dataset, row).strip():
             raise RowError("empty prompt", "there is nothing to answer")
     except RowError as error:

@@ -1,31 +1,67 @@
 """The prompts of a run file's section `generate`, as the models are asked them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
 from hyperpod_ft.data.prepared import Sample
 from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text.conversation import ReadImage
+from hyperpod_ft.data.text.formats import RowImages
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 
 
-def as_asked(
-    prompts: Sequence[str | dict[str, Any]], dataset: Dataset, tokenizer: Tokenizer, *, chats: bool
-) -> list[tuple[str, bool]]:
-    """The text of each prompt, and whether a chat template wrote it. `chats`: so are the raw rows.
+class _AsWritten:
+    """Images whose files are not read: their prompts are what the chat template writes."""
 
-    Raises UserError for one that is not like a row of the dataset, or that the template refuses.
+    @property
+    def read(self) -> ReadImage:
+        return lambda _: b""
+
+    def expanded(self, text: str, _: Sequence[bytes]) -> str:
+        return text
+
+
+AS_WRITTEN = _AsWritten()
+
+
+@dataclass(frozen=True)
+class AskedPrompt:
+    """`templated`: a chat template wrote the text, with all special tokens; `images`: the files of those in it."""
+
+    text: str
+    templated: bool = False
+    images: Sequence[bytes] = ()
+    image_names: Sequence[str] = ()
+
+
+def as_asked(
+    prompts: Sequence[str | dict[str, Any]],
+    dataset: Dataset,
+    tokenizer: Tokenizer,
+    *,
+    chats: bool,
+    images: RowImages = AS_WRITTEN,
+) -> list[AskedPrompt]:
+    """The prompts of a run file; `chats`: the raw rows are, `images`: where rows have some, those of the prompts.
+
+    Raises UserError for one that is not like a row of the dataset, or that the template or `images` refuse.
     """
     found = []
     for number, given in enumerate(prompts):
         row = as_chat(dataset, given) if chats else given
         if isinstance(row, str):
-            found.append((row, False))
+            found.append(AskedPrompt(row))
             continue
         try:
-            found.append((formats.prompt_of(dataset, row, tokenizer), is_chat(dataset, row)))
+            if is_chat(dataset, row):
+                text, asked = formats.question_of(dataset, row, tokenizer, images if dataset.images else None)
+                found.append(AskedPrompt(text, True, asked.images, asked.image_names))
+            else:
+                found.append(AskedPrompt(formats.prompt_of(dataset, row, tokenizer)))
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
     return found

@@ -1,15 +1,13 @@
 """Runs whose store is moto's S3, and their checkpoints."""
 
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import trees
-from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
+from tests.unit.described_checkpoints import describe
 
 STORE = "s3://bucket/store"
 
@@ -49,20 +47,7 @@ def make_checkpoint(
     publish.remove(final)
     for name in here or tuple(content):
         write(final / name, content[name])
-    described = Description(
-        engine="torch",
-        step=step,
-        fingerprint=run.plan["train"].fingerprint,
-        method="full",
-        base_model=BaseModelSource(source="org/model", revision=None),
-        lora=None,
-        degrees=RankDegrees(world_size=2, data_parallel=2, pipeline_parallel=1, tensor_parallel=1),
-        progress={},
-        files={name: len(data) for name, data in content.items()},
-        sha256={name: sha256(data).hexdigest() for name, data in content.items()},
-    )
-    description.write(final, described)
-    return final
+    return describe(final, content, step=step, fingerprint=run.plan["train"].fingerprint, ranks=2)
 
 
 def stored(client: Any, below: str = "") -> set[str]:

@@ -126,10 +126,16 @@ def test_what_is_not_on_this_machine_is_one_line(place: Path) -> None:
     (place / "empty" / "config.json").write_text("{}")
     done = call("data", "show", "run.yaml", "--set=model.source=./empty", cwd=place)
     assert done.returncode == 2 and "no usable tokenizer" in done.stderr and done.stderr.count("\n") == 1
-    pictures = call("data", "show", "quickstart-images", cwd=place)
-    assert pictures.stderr.startswith(
-        "error: dataset.images: such rows are shown by the run's report; run stage dataset"
-    )
+
+
+def test_rows_with_images_name_them(tmp_path: Path) -> None:
+    """Their many tokens are written once."""
+    shown = call("data", "show", "quickstart-images", "--row=2", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "rows.jsonl:2 trains message 2; image images/001.png (32 x 32 pixels)\n" in shown.stdout
+    assert "<|vision_start|>·<|image_pad|> 4 times·<|vision_end|>" in shown.stdout
+    assert call("data", "show", "quickstart-images", "--row=2", "--html=rows.html", cwd=tmp_path).returncode == 0
+    assert "image images/001.png (32 x 32 pixels)" in (tmp_path / "rows.html").read_text()
 
 
 def test_a_recipe_without_transformers_or_torch(tmp_path: Path) -> None:

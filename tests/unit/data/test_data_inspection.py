@@ -37,7 +37,7 @@ def dataset(**values: Any) -> Dataset:
 
 
 def inspected(row: dict[str, Any], tokenizer: Any = None, **values: Any) -> ShownRow:
-    return inspect(RawRow("rows.jsonl:1", row), dataset(**values), Encoder.of(tokenizer or make()))
+    return inspect(RawRow("rows.jsonl:1", row), Path(), dataset(**values), Encoder.of(tokenizer or make()))
 
 
 def text_of(document: ShownDocument) -> str:
@@ -78,7 +78,7 @@ def test_texts_and_what_is_trained_are_those_of_stage_dataset(
     (chunk,) = chunks(tmp_path)
     stage = tokenize_chunk(tmp_path, chunk, config, encoder)
     (made,) = separated([examples(config, row, encoder.tokenizer)], encoder)
-    found = inspect(RawRow("rows.jsonl:1", row), config, encoder)
+    found = inspect(RawRow("rows.jsonl:1", row), Path(), config, encoder)
     assert found.is_used == bool(len(stage.tokens)) and len(found.examples) == len(made)
     trained, lengths = [], []
     for example, (document,) in zip(found.examples, made, strict=True):
@@ -179,7 +179,7 @@ def test_an_encoder_decoder_has_two_ends(tmp_path: Path) -> None:
     tiny_t5.save(tmp_path / "t5", ["say red dog blue cat"])
     encoder = Encoder.load(tmp_path / "t5", chat=False)
     config = dataset(format="prompt-completion", max_target_length=32)
-    row = inspect(RawRow("a:1", {"prompt": "say red  dog", "completion": "dog {red}"}), config, encoder)
+    row = inspect(RawRow("a:1", {"prompt": "say red  dog", "completion": "dog {red}"}), Path(), config, encoder)
     assert [(reason, trained) for reason, trained, _ in said(row)] == [
         ("prompt", False),
         ("EOS", False),
@@ -213,7 +213,7 @@ def test_bad_rows_say_what_stage_dataset_says() -> None:
     row = inspected({"prompt": "a"}, format="prompt-completion")
     assert str(row.bad) == "rows.jsonl:1 (missing field 'completion': the row has prompt)" and row.examples == ()
     unread = BadRow("rows.jsonl:2", "invalid JSON")
-    assert inspect(unread, dataset(), Encoder.of(make())).bad is unread
+    assert inspect(unread, Path(), dataset(), Encoder.of(make())).bad is unread
     with pytest.raises(UserError, match="does not use column images"):
         inspected({"prompt": "a", "completion": "b", "images": ["x"]}, format="prompt-completion")
 
@@ -225,12 +225,12 @@ def test_both_libraries_show_the_same(tmp_path: Path) -> None:
     config = dataset(format="prompt-completion")
     fast, slow = Encoder.load(model, chat=False), Encoder.load(model, chat=True)
     assert fast.tokenizer is None and slow.tokenizer is not None
-    assert inspect(row, config, fast) == inspect(row, config, slow)
+    assert inspect(row, Path(), config, fast) == inspect(row, Path(), config, slow)
 
 
 def test_what_is_kept_with_a_dataset_is_bounded(tmp_path: Path) -> None:
     encoder, config = Encoder.of(make()), dataset(format="text", max_length=1 << 16)
-    (example,) = inspect(RawRow("a:1", {"text": "fox " * 2000}), config, encoder).examples
+    (example,) = inspect(RawRow("a:1", {"text": "fox " * 2000}), Path(), config, encoder).examples
     (document,) = example.documents
     tokens = [
         shown.ShownToken(text, stretch.trained, stretch.reason)

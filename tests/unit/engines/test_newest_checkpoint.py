@@ -4,21 +4,19 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import newest_checkpoint, ranks
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.ranks import Ranks, Volume
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_without_model
+from tests.unit.described_checkpoints import describe
 
 CONTENT = {"__0_0.distcp": b"zero", "__1_0.distcp": b"one"}
 FIRST, SECOND = CONTENT  # what each of two nodes writes
@@ -49,20 +47,8 @@ def checkpoint(run: Run, step: int, *here: str, content: Mapping[str, bytes] = C
     directory.mkdir(parents=True)
     for name in here or content:
         (directory / name).write_bytes(content[name])
-    described = Description(
-        engine="torch",
-        step=step,
-        fingerprint=run.plan["train"].fingerprint,
-        method="full",
-        base_model=BaseModelSource(source="org/model", revision=None),
-        lora=None,
-        degrees=RankDegrees(world_size=2, data_parallel=2, pipeline_parallel=1, tensor_parallel=1),
-        progress=asdict(TrainingProgress(step=step)),
-        files={name: len(data) for name, data in content.items()},
-        sha256={name: sha256(data).hexdigest() for name, data in content.items()},
-    )
-    description.write(directory, described)
-    return directory
+    progress, fingerprint = asdict(TrainingProgress(step=step)), run.plan["train"].fingerprint
+    return describe(directory, content, step=step, fingerprint=fingerprint, ranks=2, progress=progress)
 
 
 def find(runs: list[Run], shared: bool = False, ranks_of_node: int = 1) -> list[TrainingProgress | None]:

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import tracemalloc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def prepared(base: Path, model: Path, rows: Iterable[Mapping[str, Any]] | pa.Table, **dataset: Any) -> Run:
+def prepared(
+    base: Path, model: Path, rows: Iterable[Mapping[str, Any]] | pa.Table, prompts: Sequence[Any] = (), **dataset: Any
+) -> Run:
     """A run whose rows are in a folder of its data, with two pictures beside them."""
     folder = base / "data" / "rows"
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +52,8 @@ def prepared(base: Path, model: Path, rows: Iterable[Mapping[str, Any]] | pa.Tab
     (folder / "blue.JPG").write_bytes(BLUE)
     (base / "data" / "secret.png").write_bytes(RED)
     settings = {"source": str(base / "data"), "files": ["*"], "format": "chat", "images": True, "max_length": 160}
-    run = make_run(base, str(model), settings | {"validation_share": 0} | dataset, more={"engine": "trl"})
+    more = {"engine": "trl", "generate": {"prompts": prompts}}
+    run = make_run(base, str(model), settings | {"validation_share": 0} | dataset, more=more)
     shutil.copytree(model, run.paths.base_model)
     shutil.copytree(base / "data", run.paths.raw_datasets[0])
     finish(run, "download")
@@ -183,6 +186,14 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, model: Path, row: di
     good = {"images": ["red.png"], "messages": asked(IMAGE, text("how many"))}
     with pytest.raises(UserError, match=rf"1 of 2 rows cannot be used .* rows/rows\.jsonl:2 .*{says}"):
         prepared(tmp_path, model, [good, row])
+
+
+def test_a_prompt_is_asked_before_the_training(tmp_path: Path, model: Path) -> None:
+    """With its picture, as stage generate will ask it."""
+    (tmp_path / "wide.png").write_bytes(tiny_images.picture(size=(4000, 16)))
+    row = {"images": ["red.png"], "messages": asked(IMAGE, text("how many"))}
+    with pytest.raises(UserError, match=r"^generate\.prompts\.0: image that the model's processor refuses"):
+        prepared(tmp_path, model, [row], [{"images": ["wide.png"], "messages": "how many"}])
 
 
 def test_a_few_pictures_are_in_memory_at_a_time(tmp_path: Path, model: Path) -> None:

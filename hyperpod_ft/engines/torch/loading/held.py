@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.adapters.experts import ExpertFiles
-from hyperpod_ft.checkpoint.adapters.lora import with_live_names
+from hyperpod_ft.checkpoint.adapters.live_names import with_live_names
 from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
 from hyperpod_ft.checkpoint.formats import image_text
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from hyperpod_ft.checkpoint.adapters.lora import PREFIX, WEIGHTS
-from hyperpod_ft.checkpoint.adapters.lora_config import is_frozen_base, is_second_copy
+from hyperpod_ft.checkpoint.adapters.lora_config import PREFIX, WEIGHTS, is_frozen_base, is_second_copy
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError

@@ -14,6 +14,7 @@ from hyperpod_ft.data.text.conversation import Conversation
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.text.formats import examples
 from hyperpod_ft.data.text.rendering import ChatRenderer
+from hyperpod_ft.data.text.turns import examples_of, turns
 from tests.unit.tiny_tokenizer import CHATML, make
 
 # Kinds that a template refuses in its own words, or does not write at all.
@@ -62,19 +63,19 @@ def test_every_turn_is_trained_after_what_a_server_reads(kind: str, name: str) -
         refused = refused | MARKED_OTHERWISE.get(model, set())
     if kind in refused:
         with pytest.raises(RowError, match=r"rejects the messages|omits the tool calls|generation"):
-            chat.turns(one, renderer)
+            turns(one, renderer)
         return
-    turns = chat.turns(one, renderer)
-    assert [turn.place for turn in turns] == [
+    found = turns(one, renderer)
+    assert [turn.place for turn in found] == [
         place for place, message in enumerate(one.messages) if message["role"] == "assistant"
     ]
-    for turn in turns:
+    for turn in found:
         assert turn.context == as_served(renderer, one, turn.place)
         message = one.messages[turn.place]
         assert message["content"].split("\n")[-1] in turn.target and "Q" not in turn.target
         for function in message.get("tool_calls", ()):
             assert "get_weather" in turn.target and "Bern" in turn.target, function
-        reasoning = {2: "WHY1", 4: "WHY2"}.get(2 * (1 + [other.place for other in turns].index(turn.place)), "")
+        reasoning = {2: "WHY1", 4: "WHY2"}.get(2 * (1 + [other.place for other in found].index(turn.place)), "")
         if "reasoning" in kind and kind != "reasoning off" and not turn.loses_reasoning:
             assert reasoning in turn.target
 
@@ -82,16 +83,16 @@ def test_every_turn_is_trained_after_what_a_server_reads(kind: str, name: str) -
 @pytest.mark.parametrize("name", ["qwen3", "gptoss", "nemotron_3_nano", "deepseek_r1_distill", "qwen3_6", "glm4moe"])
 def test_templates_that_drop_earlier_reasoning_make_an_example_of_each_turn(name: str) -> None:
     renderer = ChatRenderer(TEMPLATES[name], SPECIAL)
-    first, second = chat.turns(given("reasoning"), renderer)
-    assert chat.examples_of([first, second]) == [[first], [second]]
+    first, second = turns(given("reasoning"), renderer)
+    assert examples_of([first, second]) == [[first], [second]]
     assert "WHY1" in first.target and "WHY1" not in second.context and "WHY2" in second.target
 
 
 @pytest.mark.parametrize("name", ["llama3_1", "qwen2_5", "qwen3_instruct_2507", "gemma3", "qwen3_8"])
 def test_turns_whose_contexts_nest_stay_in_one_example(name: str) -> None:
     renderer = ChatRenderer(TEMPLATES[name], SPECIAL)
-    turns = chat.turns(given("two turns"), renderer)
-    assert chat.examples_of(turns) == [turns]
+    found = turns(given("two turns"), renderer)
+    assert examples_of(found) == [found]
 
 
 TWO = [user("Hi"), answer("Hello!"), user("Bye"), answer("So long.")]
