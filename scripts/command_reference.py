@@ -27,7 +27,8 @@ Run each as `hyperpod-ft COMMAND`. This page has the first sentence of each comm
 
 ## What commands share
 
-These options and arguments are explained only here. Usage lines name all but the first two:
+These options and arguments are explained only here. A command's usage line names those that it takes, except the first
+two; a command without such a line takes at most these two.
 
 - `--profile NAME`, of `cluster`, `deploy` and `sagemaker`: Profile of the AWS configuration.
 - `--region NAME`, of the same: AWS region, where no file names it. Default: that of the AWS configuration.

@@ -29,6 +29,7 @@ _BASE: Settings = {
     "training.micro_batch_size": 2,
     "training.gradient_accumulation_steps": 8,
 }
+_ONE_A_ROW = "asked"
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z0-9_]+)*|--[a-z]+): ")
 
 
@@ -100,7 +101,7 @@ def _check(config: RunConfig, asked: Asked, *, one_a_row: bool) -> None:
     """What the commands would check. Raises UserError."""
     run = Run.of(config)
     if one_a_row and "certify" in run.plan:
-        facts = asdict(Certificate(not_packed="examples cannot share them"))
+        facts = asdict(Certificate(not_packed=_ONE_A_ROW))
         path = run.paths.record_path("certify")
         path.parent.mkdir(parents=True, exist_ok=True)
         Record("certify", run.plan["certify"].fingerprint, {}, (), facts, utc_now(), 0.0, "", "").write(path)
@@ -114,12 +115,16 @@ def _check(config: RunConfig, asked: Asked, *, one_a_row: bool) -> None:
 
 
 def _short(problem: str, settings: Settings, model_type: str) -> str:
-    """A refusal without what row or column say: the key and its value, the engine, the model's type, the objective."""
+    """A refusal without what row or column say: the key and its value, the engine, the model's type, the objective.
+
+    Where the key or its value was the subject, the sentence gets another.
+    """
     key = _KEY.match(problem)
-    said = problem[key.end() :] if key else problem
+    said = (problem[key.end() :] if key else problem).removesuffix(f": {_ONE_A_ROW}")
     if key and isinstance(value := settings.get(key[1]), str):
         said = re.sub(rf"^{value}:? ", "", said)
     said = said.replace(f"engine {settings['engine']}", "this engine")
     said = re.sub(rf"of type '?{model_type}'?", "of this type", said)
     said = re.sub(rf"\b{model_type} models", "models of this type", said).replace(f"'{model_type}' ", "")
-    return re.sub(rf"objective {settings.get('training.objective')}\b", "this objective", said)
+    said = re.sub(rf"objective {settings.get('training.objective')}\b", "this objective", said)
+    return re.sub(r"^(?=(has|is|trains|would) )", "this setting ", said)

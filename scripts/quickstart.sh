@@ -4,9 +4,9 @@
 #   ./scripts/quickstart.sh
 #
 # Sets up .venv and Slurm, starts a private Slurm with two nodes, submits the quickstart recipe, follows it, shows
-# answers before and after to requests that the model never saw, and stops Slurm again. It writes only to .venv and
-# .quickstart. A second run skips finished stages. If Slurm is missing and cannot be installed, plain processes run the
-# same scripts.
+# answers before and after to requests that the model never saw, and stops Slurm again. It writes to .venv, .quickstart
+# and, so that commands find the run, ~/.local/state/hyperpod-ft. A second run skips finished stages. If Slurm is missing
+# and cannot be installed, plain processes run the same scripts.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
@@ -24,9 +24,11 @@ export HYPERPOD_FT_LOCAL="$PWD/.quickstart/slurm"
 unset SLURM_CONF
 
 launcher=process
+stopped=""
 # shellcheck disable=SC2119 # no additional packages
 if setup_slurm; then
   launcher=slurm
+  stopped=", and the private Slurm is stopped"
 else
   say "Continuing without Slurm: plain processes run the same scripts"
 fi
@@ -37,7 +39,7 @@ stop() {
   if [[ $status -ne 0 ]]; then "$kit" cancel quickstart >/dev/null 2>&1 || true; fi
   if [[ $launcher == slurm ]]; then "$kit" local down >/dev/null || true; fi
   case $status in
-    0) say "Done, and the private Slurm is stopped. Next: docs/first-run-cpus.md, from its step 2" ;;
+    0) say "Done$stopped. Next: docs/first-run-cpus.md, from its step 2" ;;
     130 | 143) say "Stopped; no job is left running. ./scripts/quickstart.sh resumes from here" ;;
   esac
   exit "$status"

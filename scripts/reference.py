@@ -21,10 +21,20 @@ from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.trl.settings import SETTINGS, Values
 
-_FORM = (
-    "Each key is shown with its default; keys without one are unset or required. Parentheses list other allowed",
-    "values, and the engine if only one supports the key.",
-)
+_MINIMAL = """\
+```yaml
+name: first
+engine: auto                      # PyTorch, or TRL where the run needs it
+cluster:
+  root: ~/hyperpod-ft             # on the volume that all nodes mount
+  instance_type: p5.48xlarge
+  partition: p5                   # as `sinfo` shows it
+model:
+  source: Qwen/Qwen3-8B
+dataset:
+  source: ./questions.jsonl       # such as {"prompt": "2 + 2 =", "completion": " 4"}
+  format: prompt-completion
+```"""
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -33,12 +43,16 @@ def run_file() -> str:
     lines = [
         "# The run file",
         "",
-        "One YAML file describes a run, such as [README's](../README.md), or one [by objective](methods.md).",
+        "One YAML file describes a run. `hyperpod-ft init` writes one that fits your instances. This is the shortest for",
+        "a node of a Slurm cluster; it trains LoRA adapters for three epochs ([other objectives](methods.md)):",
+        "",
+        _MINIMAL,
         "",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Relative paths start at the",
         "run file's directory, or, if you name a recipe, at the working directory. Unknown keys are refused.",
         "",
-        *_FORM,
+        "Each key is shown with its default; keys without one are unset or required. Parentheses after a key have the",
+        "other allowed values, where the text does not name them, and the engine, if only one has the key.",
         "",
         "## Recipes",
         "",
@@ -71,13 +85,13 @@ def _recipe(name: str, path: Path) -> str:
 def _sections(model: type[BaseModel]) -> list[str]:
     sections = {name: field for name, field in model.model_fields.items() if keys.section(field)}
     plain = {name: field for name, field in model.model_fields.items() if name not in sections}
-    lines = ["## Top level", "", *_keys(plain), *_trl()]
+    lines = ["## Top level", "", *_keys(plain)]
     for name, field in sections.items():
         section = keys.section(field)
         assert section is not None
         many = " A list." if keys.is_list(field) else ""
         lines += _described(name, section, many)
-    return lines
+    return [*lines, *_trl()]
 
 
 def _described(
@@ -104,7 +118,8 @@ def _trl() -> list[str]:
     return [
         "## `trl`",
         "",
-        "By objective ([what they mean](https://huggingface.co/docs/trl)); `plan` refuses others.",
+        "Settings of TRL's trainers ([what they mean](https://huggingface.co/docs/trl)), by the objectives that have",
+        "them. `plan` refuses all others.",
         "",
         *(
             f"- {_objectives(alike)}: {', '.join(_setting(name, of) for name, of in known.items())}"

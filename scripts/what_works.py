@@ -94,7 +94,7 @@ IMAGES: Settings = {"dataset.images": True, "dataset.format": "chat"}
 FULL: Settings = {"training.method": "full"}
 WHOLE: Settings = {"lora.modules_to_save": ["embed_tokens", "lm_head"]}
 EXPERTS: Settings = {"lora.target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
-NEW_TOKENS: Settings = {"model.new_tokens": ["<tool>"], **WHOLE}
+NEW_TOKENS: Settings = {"model.new_tokens": ["<tool>"], "lora.target_modules": ["q_proj", "embed_tokens", "lm_head"]}
 TO_SEQUENCE: Settings = {"dataset.max_target_length": 512}
 BEST: Settings = {"training.validate_every_steps": 50, "training.keep_best": True}
 TASKS: dict[str, Any] = {"tasks": ["arc_easy"]}
@@ -167,6 +167,10 @@ DEGREES = (
     _each("`offload`", {name: {"parallelism.offload": name} for name in ("optimizer", "parameters")}),
     _each("`optimizer_state: bf16`, `int8`", {name: {"training.optimizer_state": name} for name in ("bf16", "int8")}),
     _line("`activation_offload`", {"training.activation_offload": True}),
+    _line(
+        "`lora.dropout` with `activation_checkpointing`",
+        {"lora.dropout": 0.1, "training.activation_checkpointing": "full"},
+    ),
 )
 _TORCH: Settings = {"engine": "torch", **_GPUS}
 OF_MODEL = (
@@ -263,7 +267,7 @@ TABLES = (
     Table("After training", "With `engine: auto` on GPUs:", FOLLOWING, BY_METHOD),
     Table(
         "Launchers",
-        "Slurm and plain processes run all that is above. [Training jobs](training-jobs.md) run:",
+        "Slurm runs all that is above; plain processes do, on one machine. [Training jobs](training-jobs.md) run:",
         JOBS,
         ENGINES,
     ),
@@ -275,9 +279,10 @@ def page() -> str:
     lines = [
         "# What works with what",
         "",
-        "Each cell is the answer of `hyperpod-ft plan` to a small run file. A number leads to the reason below the",
-        "table; without one, the engine or the run just does not have it. For your run, `plan` says the same, and what",
-        "to do instead. A *yes* does not mean that it [has run there](fidelity.md).",
+        "Each cell is what the kit answered for a small run file: `plan`, and for `push --adapter` that command. A",
+        "number leads to the reason below the table. A *no* without one: the engine or the run does not have this. For",
+        "your run, the commands say the same, and what to do instead. A *yes* does not mean that it",
+        "[has run there](fidelity.md).",
         "",
     ]
     with tempfile.TemporaryDirectory() as root:
@@ -295,7 +300,12 @@ def _rows(table: Table, root: Path) -> Iterator[str]:
         cells = [_cell(row, column, root, reasons) for column in table.columns]
         yield f"|{row.title}|{'|'.join(cells)}|"
     yield ""
-    yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, start=1))
+    yield from (f"{number}. {_sentence(reason)}" for number, reason in enumerate(reasons, start=1))
+
+
+def _sentence(reason: str) -> str:
+    """With a full stop, and a capital letter unless it begins with a program's name."""
+    return re.sub(r"^(?!accelerate|lm-)[a-z-]+(?= )", lambda word: word[0].capitalize(), reason) + "."
 
 
 def _cell(row: Line, column: Line, root: Path, reasons: list[str]) -> str:
@@ -314,7 +324,7 @@ _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # refusals that say no more than "no"
 _PLAIN = re.compile(
     r"this engine (has no \w+|trains on text only|cannot train models of this type|does not support it on \w+)"
-    r"|only engine \w+ (supports|trains) .*|is not possible with .*|no stage .*"
+    r"|only engine \w+ (supports|trains) .*|this setting is not possible with .*|no stage .*"
 )
 
 

@@ -47,7 +47,7 @@ class RunConfig(Section):
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
     engine: EngineName = Field(
         description="`torch` (CPU, CUDA, trn2), `neuron` (PyTorch/XLA on trn1, trn2) or `trl` (TRL's trainers on CPU,"
-        " CUDA); docs/engines.md compares them. `auto`: trl for what torch does not have, else torch."
+        " CUDA); docs/engines.md compares them. `auto`: trl for what torch does not have, else torch; never neuron."
     )
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
@@ -200,7 +200,7 @@ def _check_objective(config: RunConfig) -> None:
         _check_answers(config)
     (_check_images if dataset.images else _check_no_images)(config)
     if objective == "dpo" and dataset.packing == "wrapped":
-        raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
+        raise ValueError("dataset.packing: wrapped would cut a pair in two; use bfd or none for format preference")
     if objective in ("kto", "reward") and dataset.packing not in ("auto", "none"):
         raise ValueError(
             f"dataset.packing: {dataset.packing} is not possible with objective {objective}; set it to none"
@@ -219,7 +219,9 @@ def _check_reward_model(config: RunConfig) -> None:
         if getattr(config, key) != default:
             raise ValueError(f"{key}: a reward model writes no answers; remove the section")
     if config.lora.modules_to_save:
-        raise ValueError("lora.modules_to_save: a reward model trains its score so, and nothing else; leave it out")
+        raise ValueError(
+            "lora.modules_to_save: a reward model trains its score whole, and no other module; leave it out"
+        )
 
 
 def _check_images(config: RunConfig) -> None:

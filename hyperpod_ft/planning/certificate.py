@@ -63,7 +63,8 @@ class Certificate:
             return
         if config.dataset.has_preferences and config.engine == "torch":
             raise UserError(
-                f"training.objective: dpo has both completions of a pair in one row: {self.not_packed}",
+                "training.objective: dpo trains both completions of a pair in one row, and this model's rows hold one"
+                f" example each: {self.not_packed}",
                 "choose a model of another type",
             )
         if config.dataset.packing in ("bfd", "wrapped"):

@@ -53,7 +53,10 @@ def stage_of(run: Run, adapter: bool) -> str:
     if adapter and run.config.training.method != "lora":
         raise UserError("--adapter: this run trains every parameter and has no adapter", "leave the option out")
     if adapter and run.config.model.added_tokens:
-        raise UserError("--adapter: has no tokenizer with the run's model.new_tokens", "leave the option out")
+        raise UserError(
+            "--adapter: an adapter is pushed without the tokenizer that has the run's new tokens",
+            "push the whole model",
+        )
     return "consolidate" if adapter else run.plan.model_stage
 
 

@@ -99,7 +99,7 @@ def refuse_undecodable(config: Mapping[str, Any]) -> None:
     in_8_bits = found == "bitsandbytes" and not described.get("load_in_4bit", described.get("_load_in_4bit"))
     if found and (found not in _GROWTH or in_8_bits):
         raise UserError(
-            f"model.source: its weights are quantized ({found}{' in 8 bits' * in_8_bits}) and cannot be decoded",
+            f"model.source: the weights are quantized ({found}{' in 8 bits' * in_8_bits}) and cannot be decoded",
             "use the model in bf16, fp16 or fp32, or one in mxfp4, fp8 or bitsandbytes' 4 bits",
         )
 

@@ -87,7 +87,8 @@ class Cluster(Section):
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description="More environment variables for every job. Not for secrets (docs/security.md).",
+        description="More environment variables for every job. No secrets (docs/security.md), and none that the"
+        " job scripts set: `PATH`, `PYTHON*`, `BASH_*`, `SLURM_*`, `SBATCH_*`, `TMPDIR`, `OMP_NUM_THREADS`, ...",
     )
 
     @field_validator("instance_type")

@@ -52,7 +52,7 @@ class Model(Section):
     new_tokens: tuple[_Token, ...] = Field(
         (), description="Tokens to add to the tokenizer, such as `<tool>` (docs/methods.md)."
     )
-    new_special_tokens: tuple[_Token, ...] = Field((), description="The same for special tokens, such as `<|im_end|>`.")
+    new_special_tokens: tuple[_Token, ...] = Field((), description="Special tokens to add, such as `<|im_end|>`.")
 
     @property
     def added_tokens(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class SourceSettings(Section):
     prompt_template: str | None = Field(
         None, description="Formats `template` and `prompt`: Jinja template of the row's fields."
     )
-    completion_template: str | None = Field(None, description="Format `template`: the same for the completion.")
+    completion_template: str | None = Field(None, description="Format `template`: Jinja template of the completion.")
 
     @model_validator(mode="after")
     def _templates_belong_to_their_format(self) -> "SourceSettings":

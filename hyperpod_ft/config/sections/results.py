@@ -34,7 +34,7 @@ class Generate(Section):
     validation_samples: NonNegativeInt = Field(
         8,
         le=256,
-        description="The same for validation samples.",
+        description="Validation samples, drawn once, whose answers are compared so too.",
     )
     answer_pattern: str | None = Field(
         None,

@@ -33,7 +33,7 @@ class Sampling(Section):
     """The answers that a training learns from (dataset.format prompt)."""
 
     generations: Annotated[PositiveInt, Field(ge=2)] = Field(
-        8, description="Answers to each prompt; 1 with distillation."
+        8, description="Answers to each prompt. Not for distillation, which samples one."
     )
     max_completion_length: PositiveInt = Field(
         256, description="Tokens of an answer, at most, after a prompt of at most dataset.max_length."

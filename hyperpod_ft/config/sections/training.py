@@ -81,8 +81,8 @@ class Training(Section):
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of kto,"
-        " of sampled answers, and of ipo, sppo_hard and loss_weights (section trl).",
+        description="Margin of these checks, in nats per token; with dpo and reward, per pair. Losses on other scales"
+        " are not checked: those of kto, of sampled answers, and of ipo, sppo_hard and loss_weights (section trl).",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -214,10 +214,10 @@ class Kto(Section):
     )
     desirable_weight: PositiveFloat = Field(
         1.0,
-        description="Weight of desirable completions in the loss. TRL advises 1 to 1.33 times what makes their sum that"
-        " of the others.",
+        description="Weight of each completion that is labeled true. TRL advises that this weight times their number be"
+        " 1 to 1.33 times `undesirable_weight` times the number of those labeled false.",
     )
-    undesirable_weight: PositiveFloat = Field(1.0, description="The same of the others.")
+    undesirable_weight: PositiveFloat = Field(1.0, description="Weight of each completion that is labeled false.")
 
 
 class Teacher(Section):

@@ -37,7 +37,16 @@ class ProcessLauncher(Launcher):
     name: ClassVar[str] = "process"
 
     def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
-        """Start the chain runner; it outlives this program and its terminal."""
+        """Start the chain runner; it outlives this program and its terminal.
+
+        Raises UserError for the ranks of several nodes with accelerators, of which this machine has one node's.
+        """
+        cluster = run.config.cluster
+        if run.config.instance.has_accelerators and cluster.nodes > 1 and any(stage.starts_ranks for stage in stages):
+            raise UserError(
+                f"cluster.nodes: plain processes run on one machine, which has not the accelerators of {cluster.nodes}",
+                "set it to 1, or submit to Slurm",
+            )
         first = len(run.journal.jobs()) + 1
         jobs = {stage.name: Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)}
         chain = Chain([])

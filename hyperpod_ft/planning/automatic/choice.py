@@ -83,7 +83,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     if shape is None:
         family = model_config.get("model_type") or "(none)"
         raise UserError(
-            f"parallelism.degrees: auto cannot estimate the speed of {family} models",
+            f"parallelism.degrees: the speed of {family} models cannot be estimated",
             "remove it, and set the degrees yourself",
         )
     room = available(config)

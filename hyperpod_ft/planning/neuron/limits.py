@@ -93,7 +93,9 @@ def _check_compilation(config: RunConfig) -> None:
 
 def _check_training(config: RunConfig) -> None:
     if config.parallelism.sequence_parallel is not None:
-        raise UserError("parallelism.sequence_parallel: engine neuron has neuron.sequence_parallel", "set that instead")
+        raise UserError(
+            "parallelism.sequence_parallel: engine neuron takes neuron.sequence_parallel instead", "set that"
+        )
     require_defaults(config, _TORCH_ONLY, "only engine torch supports it")
     training, length = config.training, config.dataset.max_length
     if training.activation_checkpointing == "selective" or training.activation_checkpointing_every > 1:

@@ -72,8 +72,7 @@ def _check_preferences(config: RunConfig) -> None:
     """Both documents of a pair are in one forward pass of one rank."""
     if config.instance.is_neuron:
         raise UserError(
-            "training.objective: dpo has shapes that differ from batch to batch, and TorchNeuron would compile for"
-            " each",
+            "training.objective: the shapes of dpo differ from batch to batch, and TorchNeuron would compile for each",
             "use a GPU instance type",
         )
     for degree, reason in (
@@ -90,11 +89,13 @@ def _check_preferences(config: RunConfig) -> None:
 def _check_encoder_decoder(config: RunConfig) -> None:
     for key in ("pipeline_parallel", "context_parallel"):
         if getattr(config.parallelism, key) > 1:
-            raise UserError(f"parallelism.{key}: not available for encoder-decoders", "set it to 1")
+            raise UserError(f"parallelism.{key}: engine torch does not offer it for encoder-decoders", "set it to 1")
     if config.parallelism.sequence_parallel:
-        raise UserError("parallelism.sequence_parallel: not available for encoder-decoders", "remove it")
+        raise UserError(
+            "parallelism.sequence_parallel: engine torch does not offer it for encoder-decoders", "remove it"
+        )
     if config.lora.modules_to_save:
-        raise UserError("lora.modules_to_save: not available for encoder-decoders", "remove it")
+        raise UserError("lora.modules_to_save: engine torch does not offer it for encoder-decoders", "remove it")
     if unsuitable := config.lora.given_names & _SHARED_MODULES:
         raise UserError(
             f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter",

@@ -96,7 +96,10 @@ def _check_parallelism(config: RunConfig) -> None:
     if given.sequence_parallel:
         raise UserError("parallelism.sequence_parallel: has no effect with engine trl", "remove it")
     if given.sharding == "zero1":
-        raise UserError("parallelism.sharding: accelerate has no zero1", "set it to zero2, or set engine: torch")
+        raise UserError(
+            "parallelism.sharding: accelerate, with which TRL shards, has no zero1",
+            "set it to zero2, or set engine: torch",
+        )
     if given.sharding in ("zero2", "zero3"):
         if not config.instance.has_accelerators:
             raise UserError(

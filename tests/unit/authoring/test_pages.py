@@ -28,7 +28,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [text for page in ("README", "docs/methods", "docs/models") for text in blocks(f"{page}.md", "yaml")]
+    "text",
+    [
+        text
+        for page in ("README", "docs/run-file", "docs/methods", "docs/models")
+        for text in blocks(f"{page}.md", "yaml")
+    ],
 )
 def test_run_files_are_valid(text: str) -> None:
     """Some pages show only what they are about."""

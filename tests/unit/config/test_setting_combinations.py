@@ -121,7 +121,7 @@ def test_objective_and_format_go_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dataset__packing": "wrapped"}, "dataset.packing: wrapped would cut pairs"),
+        ({"dataset__packing": "wrapped"}, "dataset.packing: wrapped would cut a pair in two"),
         ({"dataset__loss_on": "all"}, "dataset.loss_on: "),
         (
             {"parallelism": {"pipeline_parallel": 2}},

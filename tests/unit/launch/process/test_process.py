@@ -45,6 +45,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_a_machine_has_the_accelerators_of_one_node(make_run: MakeRun) -> None:
+    run = make_run(cluster__instance_type="p5.48xlarge", cluster__nodes=2)
+    with pytest.raises(UserError, match=r"^cluster\.nodes: plain processes .* accelerators of 2; set it to 1"):
+        ProcessLauncher().submit(run, [run.plan["train"]], {})
+    assert not run.journal.jobs()
+
+
 def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,7 +283,7 @@ def test_attention_kernels_are_looked_for_before_training(make_run: MakeRun) -> 
         ("parallelism__pipeline_parallel", 2, "only engine torch"),
         ("parallelism__context_parallel", 2, "only engine torch"),
         ("parallelism__expert_parallel", 2, "only engine torch"),
-        ("parallelism__sharding", "zero1", "accelerate has no zero1"),
+        ("parallelism__sharding", "zero1", "accelerate, with which TRL shards, has no zero1"),
         ("training__optimizer_state", "int8", "only engine torch"),
         ("training__compile", True, "set trl.torch_compile"),
         ("lora__quantization", "nf4", "only engine torch"),
