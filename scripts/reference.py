@@ -43,8 +43,8 @@ def run_file() -> str:
     lines = [
         "# The run file",
         "",
-        "One YAML file describes a run. `hyperpod-ft init` writes one that fits your instances. This is the shortest for",
-        "a node of a Slurm cluster; it trains LoRA adapters for three epochs ([other objectives](methods.md)):",
+        "One YAML file describes a run. `hyperpod-ft init` writes one that fits your instances. The shortest for one",
+        "node of a Slurm cluster, which trains LoRA adapters for three epochs ([other objectives](methods.md)), is:",
         "",
         _MINIMAL,
         "",
