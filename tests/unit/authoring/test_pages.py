@@ -1,11 +1,15 @@
-"""The pages: what they link to is there, and their whole run files are valid."""
+"""The pages: what they link to is there, their commands are known, and their whole run files are valid."""
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from tests.pages.blocks import ROOT, blocks
 
@@ -25,6 +29,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     found = [((page.parent / path).resolve() if path else page, anchor) for path, anchor in links]
     assert not [path for path, _ in found if not path.exists()]
     assert not [(path.name, anchor) for path, anchor in found if anchor and anchor not in anchors(path)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_known(page: Path) -> None:
+    """Each with its options and arguments: not all of them can be typed in a test."""
+    text = "\n".join(blocks(str(page.relative_to(ROOT)))).replace("\\\n", "")
+    for line in re.findall("^hyperpod-ft .*", text, re.MULTILINE):
+        command: Any = typer.main.get_command(app)
+        name, words = "", shlex.split(line, comments=True)[1:]
+        while hasattr(command, "commands"):
+            if words[0] in command.commands:
+                name, *words = words
+            command = command.commands[name if name in command.commands else command.default]
+        command.make_context(name, words)
 
 
 @pytest.mark.parametrize(
