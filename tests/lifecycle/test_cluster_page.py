@@ -1,6 +1,6 @@
 """docs/first-run-slurm.md, typed once for GPUs and once for Trainium, by a user on the head node of a cluster.
 
-For GPUs, the home is elsewhere, and the kit is installed as on docs/first-run-gpu.md.
+For GPUs, the directory is not the home, and the kit is installed as on docs/first-run-gpu.md.
 
 Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
 which brings back this machine's ensurepip; curl, which writes rows like GSM8K's; the package index, which has each
@@ -128,26 +128,31 @@ def as_user(node: Node, commands: str, typed: str = "", status: int = 0) -> str:
     return shown
 
 
-def typed_by_a_user(head: Node, shell: str, instance: str) -> tuple[str, str]:
-    """Type the page's blocks; returns what the check printed, and the training with a small model.
+def typed_by_a_user(head: Node, base: str, instance: str) -> tuple[str, str]:
+    """Type the page's blocks, with a directory for all files; returns what the check and the training printed.
+
+    The training has a small model.
 
     For GPUs, stages run on this node before the others, as they do where others have no network.
     """
     _, install, get, init, edit, check, offline, submit, use = map(without_comments, page_blocks(PAGE))
     (typed,) = page_blocks(PAGE, "yaml")
     typed = typed.replace("partition: p5", "partition: trn1")  # the name of the cluster's only nodes
+    typed = typed.replace("~/", f"{base}/")
+    shell, _, install = install.replace("BASE=~", f"BASE={base}").partition("\n")
     if instance.startswith("trn1"):
         init, typed = init.replace("p5.48xlarge", instance), uncommented(typed)
         by_root = [line.replace("sudo ", "") for line in install.splitlines() if "sudo" in line]
         head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
         install = "\n".join(line for line in install.splitlines() if "sudo" not in line)
     else:
-        install = f"{install.splitlines()[0]}\n{without_comments(page_blocks('docs/first-run-gpu.md')[0])}"
+        of_gpus = without_comments(page_blocks("docs/first-run-gpu.md")[0]).replace("~/", "$BASE/")
+        install = f"{install.splitlines()[0]}\n{of_gpus}"
         submit = f"{offline}\n{submit}"
     as_user(head, f"{shell}\n{install}")
-    shell += "\nexport PATH=~/kit/bin:$PATH"
+    shell += "\nexport PATH=$BASE/kit/bin:$PATH"
     as_user(head, f"{shell}\n{get}{init}{edit}", typed)
-    shell += "\ncd ~/first-run"
+    shell += "\ncd $BASE/first-run"
     tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
     shown = as_user(head, f"{shell}\n{tolerant}")
     return shown, as_user(head, f"{shell}\n$EDITOR run.yaml\n{submit}\n{use}", SMALL)
@@ -156,7 +161,7 @@ def typed_by_a_user(head: Node, shell: str, instance: str) -> tuple[str, str]:
 def test_trainium(head: Node) -> None:
     assert "ensurepip" in as_user(head, "python3 -m venv ~/kit", status=1)
     as_user(head, "rm -r ~/kit")
-    shown, trained = typed_by_a_user(head, "", "trn1.32xlarge")
+    shown, trained = typed_by_a_user(head, "~", "trn1.32xlarge")
     assert "idle" in shown, shown
     for row in (
         *("cluster.root +ok", "locks +ok", "partitions +ok: partition trn1 has 2 nodes", "accounting +ok: slurmdbd"),
@@ -173,14 +178,13 @@ def test_trainium(head: Node) -> None:
 
 
 def test_gpus(head: Node) -> None:
-    """In a home of the page's making, in which nothing was installed."""
-    home = f"/fsx/{USER}-second"
-    text = (ROOT / PAGE).read_text(encoding="utf-8").replace("/fsx/DIRECTORY", home)
-    make, use = (re.search(rf"`(?:sudo )?({words} [^`]*{home})`", text) for words in ("install -d", "export"))
-    assert make and use
+    """In a directory of the page's making, in which nothing was installed."""
+    base = f"/fsx/{USER}-second"
+    text = (ROOT / PAGE).read_text(encoding="utf-8").replace("/fsx/DIRECTORY", base)
+    make = re.search(rf"`sudo (install -d [^`]*{base})`", text)
+    assert make
     head.run("bash", "-lc", make[1].replace("$USER", USER))
-    as_user(head, f"cp -r ~/hyperpod-ft-src {home}")
-    shown, trained = typed_by_a_user(head, use[1], "p5.48xlarge")
+    shown, trained = typed_by_a_user(head, base, "p5.48xlarge")
     assert re.search(r"node ip-10-1-0-12 +ok: volume, locks", shown), shown
     assert re.search(r"^ranks +1 x p5.48xlarge, 8 per node = 8", shown, re.MULTILINE), shown
     assert re.search(r"generate +done", trained), trained

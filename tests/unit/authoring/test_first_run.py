@@ -38,6 +38,12 @@ def written(directory: Path, instance: str, model: dict[str, object]) -> Draft:
     return new_run(wanted, directory / "run.yaml")
 
 
+def memory_said(page: str) -> str:
+    """What a page quotes of the estimate in a run file."""
+    (memory,) = re.findall(r"`(a step takes[^`]*)`", (ROOT / page).read_text(encoding="utf-8"))
+    return " ".join(memory.split())
+
+
 def test_the_page_for_cpus_shows_what_init_writes(tmp_path: Path) -> None:
     row = json.dumps({"question": "How do I list my jobs?", "answer": "squeue --me"}) + "\n"
     (tmp_path / "my-data.jsonl").write_text(row * 2)
@@ -47,9 +53,8 @@ def test_the_page_for_cpus_shows_what_init_writes(tmp_path: Path) -> None:
 
 
 def test_the_page_for_a_gpu_says_what_init_writes(tmp_path: Path) -> None:
-    (memory,) = re.findall(r"`(a step takes[^`]*)`", (ROOT / GPU).read_text(encoding="utf-8"))
     draft = written(tmp_path, "g5.xlarge", QWEN3_06B)
-    assert " ".join(memory.split()) in draft.text()
+    assert memory_said(GPU) in draft.text()
     check_typed(draft, *blocks(GPU, "yaml"))
 
 
@@ -58,6 +63,8 @@ def test_the_run_file_fits_a_node_of_a_cluster(tmp_path: Path, instance: str) ->
     draft = written(tmp_path, instance, QWEN3_8B)
     assert draft.get("env.package_repositories") == (REPOSITORIES if instance.startswith("trn") else None)
     assert draft.get("engine") == {"p5": "auto", "trn1": "neuron", "trn2": "torch"}[instance.partition(".")[0]]
+    if instance.startswith("p5"):
+        assert memory_said(SLURM) in draft.text()
     (typed,) = blocks(SLURM, "yaml")
     check_typed(draft, typed)
     check_typed(draft, uncommented(typed))
