@@ -216,8 +216,7 @@ class Preparation(Section):
         "auto",
         description="How examples fill rows. `bfd` packs whole examples by best fit. `wrapped` concatenates all"
         " examples and cuts them into rows. `none` pads each example to a row. `auto`: `bfd`, but `none` for models"
-        " whose examples engine `torch` does not keep apart (docs/models.md). With engine `neuron`, examples of a row"
-        " attend to one another.",
+        " whose examples engine `torch` does not keep apart (docs/models.md).",
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
