@@ -31,7 +31,7 @@ These options and arguments are explained only here. A command's usage line name
 two; a command without such a line takes at most these two.
 
 - `--profile NAME`, of `cluster`, `deploy` and `sagemaker`: Profile of the AWS configuration.
-- `--region NAME`, of the same: AWS region, where no file names it. Default: that of the AWS configuration.
+- `--region NAME`, of the same commands: AWS region, where no file names it. Default: that of the AWS configuration.
 """
 
 

@@ -284,6 +284,12 @@ def page() -> str:
         "your run, the commands say the same, and what to do instead. A *yes* does not mean that it",
         "[has run there](fidelity.md).",
         "",
+        "Other limits depend on sizes or rows: [degrees](parallelism.md#what-a-model-allows), [new",
+        "tokens](methods.md#new-tokens), [adapters](methods.md#continuing-an-adapter),",
+        "[T5](models.md#flan-t5-and-t5), [mixtures](models.md#mixtures-of-experts),",
+        "[chats](your-own-data.md#conversations), [benchmarks](serving.md#what-cannot-be-scored) and",
+        "[endpoints](endpoints.md#before).",
+        "",
     ]
     with tempfile.TemporaryDirectory() as root:
         for table in TABLES:

@@ -221,7 +221,7 @@ def verify(
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Model that was trained: what has become of it?", show_default=False),
+        typer.Option(metavar="DIR", help="Model that was trained; says how the tuned one differs.", show_default=False),
     ] = None,
     logits: Annotated[
         bool, typer.Option("--logits", help="Also compare logits with those of --adapter on --base, by PEFT.")
@@ -229,11 +229,13 @@ def verify(
     served: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Ask an OpenAI-compatible server: the tuned model or its base?", show_default=False
+            metavar="URL",
+            help="Ask a server with the OpenAI API whether it has the tuned model or its base.",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What --served calls it.", show_default="its first")
+        str | None, typer.Option(metavar="NAME", help="Name of the model on that server.", show_default="its first")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -30,7 +30,8 @@ def clean(
         typer.Option("--remove", metavar="NAME", help="Remove one thing that is listed, e.g. runs/NAME/ID."),
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option("--older-than", metavar="DAYS", help="With --what: only what has not changed since.")
+        float | None,
+        typer.Option("--older-than", metavar="DAYS", help="With --what: only what has not changed for so long."),
     ] = None,
     yes: Yes = False,
     everything: Annotated[bool, typer.Option("--all", help="List everything, not only the largest.")] = False,

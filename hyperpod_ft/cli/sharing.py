@@ -68,7 +68,9 @@ def push(
     *,
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A model repository of the Hub.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="Push the LoRA adapter alone, not the model.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="Everyone may read it. Default: private.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Everyone may read the repository. Default: private.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the files and their sizes; upload nothing.")
     ] = False,

@@ -45,9 +45,11 @@ def serve(
     ] = False,
     time_limit: Annotated[
         str | None,
-        typer.Option("--time", metavar="LIMIT", help="Time limit of that job.", show_default="cluster.cpu_time_limit"),
+        typer.Option(
+            "--time", metavar="LIMIT", help="Time limit of the job of --on-node.", show_default="cluster.cpu_time_limit"
+        ),
     ] = None,
-    stop: Annotated[bool, typer.Option("--stop", help="Cancel that job.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Cancel the job of --on-node.")] = False,
 ) -> None:
     """Serve a run's tuned model and its base model with the OpenAI API and a chat page.
 
