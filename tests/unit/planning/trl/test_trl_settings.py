@@ -100,7 +100,7 @@ def test_the_pages_show_what_is_accepted_and_name_every_setting() -> None:
     shown = [yaml.safe_load(text) for page in ("engines", "methods") for text in blocks(f"docs/{page}.md", "yaml")]
     of_trl = [values for values in shown if values.get("engine") == "trl"]
     assert [values.get("training", {}).get("objective", "sft") for values in of_trl] == [
-        *("sft", "kto", "grpo", "distillation", "sft"),
+        *("sft", "kto", "reward", "grpo", "distillation", "sft"),
     ]
     for values in of_trl:
         values["dataset"] = {"source": "tatsu-lab/alpaca", "format": "alpaca"} | values.get("dataset", {})
