@@ -1,0 +1,251 @@
+"""The watch over the ranks of a job: it finds that they hang, and which of them the others wait for, and ends them.
+
+A thread of each node's torchrun looks once a second at how far its ranks are (heartbeat.py), and tells the first node,
+through torchrun's store. Ranks wait for each other all the time, so one that waits proves nothing: the job hangs when
+no rank makes progress. Then each node asks its ranks for their stacks and collectives, and the first names the rank
+that the others wait for, reports it to the supervisor as a failure, and has all nodes kill their ranks.
+
+What progress is depends on the phase. In a step: the next step, or a compiler that computes in a process of its own. A
+wait for an accelerator may look like work, so the rank's own computing counts only outside steps, as do files that are
+read or written.
+"""
+
+import json
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
+
+from hyperpod_ft import publish
+from hyperpod_ft.heartbeat import Beat, Collectives, WatchedRank, let_beat
+from hyperpod_ft.job.hang import RankState, suspect
+from hyperpod_ft.job.recovery import report_failure
+from hyperpod_ft.processes import Usage, descendants, signal_all, state, tree
+from hyperpod_ft.runs.job_files import KILLED_STATUS, hangs
+
+# For tests: the seconds without progress that are a hang.
+LIMIT = "HYPERPOD_FT_HANG_SECONDS"
+_LIMIT_SECONDS = 60.0
+_MEDIAN_STEPS = 10  # or as many median steps, if that is longer
+_SAVE_FACTOR = 10  # to flush what was written to a slow volume uses no CPU time
+# A rank that computes, but neither ends a step nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT
+# of engines/ranks.py, so that the watch finds a hang before a collective gives up.
+LONGEST_SECONDS = 55 * 60.0
+_LOOK_SECONDS = 1.0
+_REMEMBERED_STEPS = 50
+_ANSWER_SECONDS = 3.0  # that ranks have, and as many again that nodes have
+_WORKING = 0.05  # CPU time per second, of processes that do not only wait
+_READING = 1 << 16  # bytes a second
+_RANKS = TypeAdapter(list[RankState])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node, and its place in the job."""
+
+    node: str
+    number: int  # from 0
+    nodes: int
+    first_rank: int
+
+
+class Store(Protocol):
+    """What is used of torch's stores."""
+
+    def set(self, key: str, value: str) -> Any: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class RankProgress:
+    """How long a rank has made no progress, in time that the watch was running: a suspended job does not hang."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._beat = limit, Beat()
+        self.silent = 0.0  # seconds
+        self._only_computing = 0.0  # seconds since it did anything else
+        self._steps: list[float] = []  # seconds of each
+
+    def see(self, beat: Beat, elapsed: float, moved: Usage | None = None, moved_below: Usage | None = None) -> None:
+        """Note what the rank did in the last `elapsed` seconds; `moved`: the usage of its processes in them, if known,
+        and `moved_below`, without the rank itself."""
+        before, self._beat = self._beat, beat
+        self.silent += elapsed
+        self._only_computing += elapsed
+        if before.phase == beat.phase == "step" and beat.step > before.step:
+            self._steps = [*self._steps, (beat.time - before.time) / (beat.step - before.step)][-_REMEMBERED_STEPS:]
+        counted = moved_below if beat.phase == "step" else moved
+        computing = counted is not None and counted.cpu > _WORKING * elapsed
+        transferring = counted is not None and counted.transferred > _READING * elapsed
+        if beat != before or transferring:
+            self._only_computing = 0.0
+        if beat != before or transferring or (computing and self._only_computing < LONGEST_SECONDS):
+            self.silent = 0.0
+
+    @property
+    def limit(self) -> float:
+        """The seconds of silence that are a hang."""
+        match self._beat.phase:
+            case "waiting":
+                return float("inf")
+            case "save" | "end":
+                return _SAVE_FACTOR * self._limit
+            case "step" if self._steps:
+                return min(max(self._limit, _MEDIAN_STEPS * statistics.median(self._steps)), LONGEST_SECONDS)
+        return self._limit
+
+
+class Watch:
+    """The watch of one node of a job."""
+
+    def __init__(self, connect: Callable[[], Store], place: Place, ranks: int, run_directory: Path) -> None:
+        """`connect`: to the store of all nodes; `ranks`: of this node."""
+        self._connect, self._place, self._run_directory = connect, place, run_directory
+        # elsewhere there is no /proc
+        self._ranks = [WatchedRank() for _ in range(ranks if sys.platform == "linux" else 0)]
+        limit = float(os.environ.get(LIMIT, _LIMIT_SECONDS))
+        self._look_seconds = min(_LOOK_SECONDS, limit / 10)
+        self._look_closer = limit / 6  # silence from which on processes are looked at: in most steps, they are not
+        self._progress = [RankProgress(limit) for _ in range(ranks)]
+        self._usage: dict[int, tuple[Usage, Usage]] = {}  # by local rank: of its processes, and of those below it
+        self._said = [""] * place.nodes  # by each node, and for how long it has said nothing else
+        self._unchanged = [0.0] * place.nodes
+        self._looks = 0
+        self.found_hang = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        """Before the ranks are started."""
+        let_beat(self._ranks)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        """When the ranks have ended."""
+        self._over.set()
+        self._thread.join(_LOOK_SECONDS)  # not longer: it may still wait for the store
+
+    def _run(self) -> None:
+        # when torchrun has ended on the first node, so has its store
+        with ExitStack() as ends, suppress(RuntimeError):
+            for rank in self._ranks:
+                ends.callback(rank.close)
+            self._store = self._connect()
+            looked = time.monotonic()
+            while not self._over.wait(self._look_seconds):
+                now = time.monotonic()
+                # more time has passed when this process was stopped too
+                elapsed, looked = min(now - looked, 2 * self._look_seconds), now
+                self._look(elapsed)
+                if self._place.number == 0 and self._hangs(elapsed):
+                    self._store.set("hang", "")
+                if self._store.check(["hang"]):
+                    self._end_hang()
+                    return
+
+    def _look(self, elapsed: float) -> None:
+        """See how far the ranks of this node are, and say it."""
+        running = []
+        for number, (rank, progress) in enumerate(zip(self._ranks, self._progress, strict=True)):
+            beat = rank.beat()
+            if beat.pid and state(beat.pid) in ("", "Z"):
+                continue
+            running.append(progress)
+            closer = beat.pid and progress.silent > self._look_closer
+            progress.see(beat, elapsed, *(self._moved(number, beat.pid) if closer else ()))
+        silent = min((progress.silent for progress in running), default=None)
+        limit = max((progress.limit for progress in running), default=0.0)
+        self._looks += 1
+        said = {**asdict(self._place), "look": self._looks, "silent": silent, "limit": limit}
+        self._store.set(f"said/{self._place.number}", json.dumps(said))
+
+    def _moved(self, number: int, pid: int) -> tuple[Usage, Usage]:
+        """The usage of the rank's processes, and of those below it, since they were looked at before."""
+        below = Usage.of(descendants(pid))
+        now = Usage.of([pid]) + below, below
+        before = self._usage.get(number, now)
+        self._usage[number] = now
+        return now[0] - before[0], now[1] - before[1]
+
+    def _hangs(self, elapsed: float) -> bool:
+        """Whether the job does, as its nodes say: on the first node."""
+        for number in range(self._place.nodes):
+            if not self._store.check([f"said/{number}"]):
+                return False  # torchrun waits for that node
+            said = self._store.get(f"said/{number}").decode()
+            self._unchanged[number] = self._unchanged[number] + elapsed if said == self._said[number] else 0.0
+            self._said[number] = said
+        nodes = [json.loads(said) for said in self._said]
+        silent = [
+            node["silent"] + unchanged
+            for node, unchanged in zip(nodes, self._unchanged, strict=True)
+            if node["silent"] is not None
+        ]
+        return bool(silent) and min(silent) > max(node["limit"] for node in nodes)
+
+    def _end_hang(self) -> None:
+        """Say what the ranks of this node do; on the first node, report the hang; kill them."""
+        self._store.set(f"ranks/{self._place.number}", _RANKS.dump_json(self._states()).decode())
+        if self._place.number == 0:
+            # the volume may be what hangs
+            threading.Thread(target=self._report, daemon=True).start()
+        self._await(lambda: self._store.check(["reported"]), 4 * _ANSWER_SECONDS)
+        pids = [rank.beat().pid for rank in self._ranks]
+        # torchrun would first ask them to end
+        started = [each for pid in pids for each in tree(pid)] if all(pids) else descendants(os.getpid())
+        signal_all(started, signal.SIGKILL)
+
+    def _states(self) -> list[RankState]:
+        for rank in self._ranks:
+            rank.ask()
+        self._await(lambda: all(rank.answer()[1] for rank in self._ranks), _ANSWER_SECONDS)
+        states = []
+        for number, rank in enumerate(self._ranks, self._place.first_rank):
+            beat, (stacks, collectives) = rank.beat(), rank.answer()
+            states.append(
+                RankState(
+                    number,
+                    self._place.node,
+                    beat.phase,
+                    beat.step,
+                    state(beat.pid) if beat.pid else "",
+                    stacks=stacks,
+                    collectives=collectives or Collectives(),
+                )
+            )
+        return states
+
+    def _report(self) -> None:
+        everyone = range(self._place.nodes)
+        self._await(lambda: all(self._store.check([f"ranks/{number}"]) for number in everyone), 2 * _ANSWER_SECONDS)
+        ranks = []
+        for number in everyone:
+            if self._store.check([f"ranks/{number}"]):
+                ranks += _RANKS.validate_json(self._store.get(f"ranks/{number}"))
+            else:
+                said = json.loads(self._said[number])
+                ranks.append(RankState(said["first_rank"], said["node"], "start", 0, "", answers=False))
+        found, why = suspect(ranks)
+        self.found_hang = True
+        directory = hangs(self._run_directory) / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
+        print(f"watch: rank {found.rank} on {found.node} hangs {why}", file=sys.stderr)
+        print(f"watch: the stacks of all ranks: {directory}", file=sys.stderr, flush=True)
+        report_failure(found.rank, KILLED_STATUS, time.time(), why, found.node)
+        for rank in ranks:
+            with suppress(OSError):  # the volume may be full
+                publish.write_text(directory / f"rank-{rank.rank:05}.txt", rank.text)
+        self._store.set("reported", "")
+
+    def _await(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(self._look_seconds / 10)
