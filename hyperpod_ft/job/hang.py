@@ -80,13 +80,16 @@ def _suspect(ranks: Sequence[RankState]) -> tuple[RankState, str]:
         if found.process == "D":
             return found, "it waits for a device or volume"
         return found, "others wait for it" if len(ranks) > 1 else "it does not go on"
-    # what others wait for is a consequence of the wait that began first
-    for waiting in sorted(
-        (each for rank in ranks for each in rank.collectives.waiting), key=lambda each: each.begun_at
-    ):
-        begun = [(rank.collectives.begun.get(waiting.group), rank) for rank in ranks]
-        most = max(number for number, _ in begun if number is not None)
-        for number, rank in begun:
-            if number is not None and number < most:
-                return rank, f"it has not begun a collective, {waiting.name}, in which others wait"
+    # of those that keep others waiting: who skipped a collective is ahead of them, and the wait that began first is no
+    # consequence of another
+    blamed = []
+    for waiting in (each for rank in ranks for each in rank.collectives.waiting):
+        begun = [
+            (rank.collectives.begun[waiting.group], rank) for rank in ranks if waiting.group in rank.collectives.begun
+        ]
+        most = max(number for number, _ in begun)
+        blamed += [(-rank.step, waiting.begun_at, rank.rank, rank, waiting) for number, rank in begun if number < most]
+    if blamed:
+        *_, rank, waiting = min(blamed, key=lambda each: each[:3])
+        return rank, f"it has not begun a collective, {waiting.name}, in which others wait"
     return found, "all ranks wait for each other"

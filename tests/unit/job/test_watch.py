@@ -90,6 +90,7 @@ class Nodes:
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     monkeypatch.setenv(watch.LIMIT, "1.5")
+    monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
     monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path / "attempt"))
     with ExitStack() as ends:
         nodes = Nodes(tmp_path, ends)
