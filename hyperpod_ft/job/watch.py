@@ -104,6 +104,11 @@ class RankProgress:
         return self._limit
 
 
+def _said(place: Place, look: int, silent: float | None, limit: float) -> str:
+    """What a node says, another text at each look: for how long its ranks have been silent; None: none runs."""
+    return json.dumps({**asdict(place), "look": look, "silent": silent, "limit": limit})
+
+
 class Watch:
     """The watch of one node of a job."""
 
@@ -165,8 +170,7 @@ class Watch:
         silent = min((progress.silent for progress in running), default=None)
         limit = max((progress.limit for progress in running), default=0.0)
         self._looks += 1
-        said = {**asdict(self._place), "look": self._looks, "silent": silent, "limit": limit}
-        self._store.set(f"said/{self._place.number}", json.dumps(said))
+        self._store.set(f"said/{self._place.number}", _said(self._place, self._looks, silent, limit))
 
     def _moved(self, number: int, pid: int) -> tuple[Usage, Usage]:
         """The usage of the rank's processes, and of those below it, since they were looked at before."""
@@ -178,10 +182,16 @@ class Watch:
 
     def _hangs(self, elapsed: float) -> bool:
         """Whether the job does, as its nodes say: on the first node."""
+        ranks = len(self._ranks)
         for number in range(self._place.nodes):
-            if not self._store.check([f"said/{number}"]):
-                return False  # torchrun waits for that node
-            said = self._store.get(f"said/{number}").decode()
+            if self._store.check([f"said/{number}"]):
+                said = self._store.get(f"said/{number}").decode()
+            elif any(rank.beat().pid for rank in self._ranks):
+                # it was there: torchrun has started ranks
+                place = Place(f"node {number + 1} of {self._place.nodes}", number, self._place.nodes, number * ranks)
+                said = _said(place, 0, 0.0, 0.0)
+            else:
+                return False
             self._unchanged[number] = self._unchanged[number] + elapsed if said == self._said[number] else 0.0
             self._said[number] = said
         nodes = [json.loads(said) for said in self._said]
@@ -227,13 +237,15 @@ class Watch:
     def _report(self) -> None:
         everyone = range(self._place.nodes)
         self._await(lambda: all(self._store.check([f"ranks/{number}"]) for number in everyone), 2 * _ANSWER_SECONDS)
-        ranks = []
+        ranks: list[RankState] = []
         for number in everyone:
             if self._store.check([f"ranks/{number}"]):
                 ranks += _RANKS.validate_json(self._store.get(f"ranks/{number}"))
             else:
                 said = json.loads(self._said[number])
-                ranks.append(RankState(said["first_rank"], said["node"], "start", 0, "", answers=False))
+                # where the others are, which this node's have told
+                silent = RankState(said["first_rank"], said["node"], ranks[0].phase, ranks[0].step, "", answers=False)
+                ranks.append(silent)
         found, why = suspect(ranks)
         self.found_hang = True
         directory = hangs(self._run_directory) / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())

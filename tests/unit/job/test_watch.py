@@ -122,10 +122,9 @@ def test_a_read_that_does_not_end(nodes: Nodes) -> None:
 
 def test_a_node_that_does_not_answer(nodes: Nodes) -> None:
     """Its torchrun, too, is stopped."""
-    nodes.store.set("said/1", '{"node": "node2", "first_rank": 2, "silent": 0.0, "limit": 1.5}')
     nodes.start(2, "gather", "gather")
     (failure,) = nodes.failures()
-    assert (failure.rank, failure.node, failure.hang) == (2, "node2", "before its first step: its node does not answer")
+    assert (failure.rank, failure.node, failure.hang) == (2, "node 2 of 2", "in step 6: its node does not answer")
 
 
 def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
