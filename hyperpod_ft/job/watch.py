@@ -17,7 +17,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ _SAVE_FACTOR = 10  # to flush what was written to a slow volume uses no CPU time
 # A rank that computes, but neither ends a step nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT
 # of engines/ranks.py, so that the watch finds a hang before a collective gives up.
 LONGEST_SECONDS = 55 * 60.0
+_NO_LIMIT = float("inf")
 _LOOK_SECONDS = 1.0
 _REMEMBERED_STEPS = 50
 _ANSWER_SECONDS = 3.0  # that ranks have, and as many again that nodes have
@@ -96,7 +97,7 @@ class RankProgress:
         """The seconds of silence that are a hang."""
         match self._beat.phase:
             case "waiting":
-                return float("inf")
+                return _NO_LIMIT
             case "save" | "end":
                 return _SAVE_FACTOR * self._limit
             case "step" if self._steps:
@@ -107,6 +108,12 @@ class RankProgress:
 def _said(place: Place, look: int, silent: float | None, limit: float) -> str:
     """What a node says, another text at each look: for how long its ranks have been silent; None: none runs."""
     return json.dumps({**asdict(place), "look": look, "silent": silent, "limit": limit})
+
+
+def _shortest(limits: Iterable[float]) -> float:
+    """Of ranks or nodes: all save together, so one that is in its step keeps the others from it. None if one waits."""
+    known = list(limits)
+    return _NO_LIMIT if _NO_LIMIT in known else min(known, default=LONGEST_SECONDS)
 
 
 class Watch:
@@ -168,7 +175,7 @@ class Watch:
             closer = beat.pid and progress.silent > self._look_closer
             progress.see(beat, elapsed, *(self._moved(number, beat.pid) if closer else ()))
         silent = min((progress.silent for progress in running), default=None)
-        limit = max((progress.limit for progress in running), default=0.0)
+        limit = _shortest(progress.limit for progress in running)
         self._looks += 1
         self._store.set(f"said/{self._place.number}", _said(self._place, self._looks, silent, limit))
 
@@ -189,7 +196,7 @@ class Watch:
             elif any(rank.beat().pid for rank in self._ranks):
                 # it was there: torchrun has started ranks
                 place = Place(f"node {number + 1} of {self._place.nodes}", number, self._place.nodes, number * ranks)
-                said = _said(place, 0, 0.0, 0.0)
+                said = _said(place, 0, 0.0, LONGEST_SECONDS)
             else:
                 return False
             self._unchanged[number] = self._unchanged[number] + elapsed if said == self._said[number] else 0.0
@@ -200,7 +207,7 @@ class Watch:
             for node, unchanged in zip(nodes, self._unchanged, strict=True)
             if node["silent"] is not None
         ]
-        return bool(silent) and min(silent) > max(node["limit"] for node in nodes)
+        return bool(silent) and min(silent) > _shortest(node["limit"] for node in nodes)
 
     def _end_hang(self) -> None:
         """Say what the ranks of this node do; on the first node, report the hang; kill them."""
