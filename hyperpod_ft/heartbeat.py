@@ -24,12 +24,12 @@ _FILES = "HYPERPOD_FT_HEARTBEATS"
 ASK = signal.SIGUSR2
 _ANSWER_SECONDS = 0.5
 _TEXT = 4096
-_BEAT, _ASKED = struct.Struct("=qqqd"), 64
+_BEAT, _ASKED = struct.Struct("=qqqdd"), 64
 
 Phase = Literal["start", "step", "validation", "save", "end", "waiting"]
-"""What a rank does. `start`: all before the end of its first step; `end`: all after the last; `waiting`: for another
-job, which may take any time."""
-_PHASES: tuple[Phase, ...] = get_args(Phase)
+"""What a rank does. `start`: all before its first step; `end`: all after the last; `waiting`: for another job, which
+may take any time."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Beat:
     phase: Phase = "start"
     step: int = 0  # the last one that is done
     time: float = 0.0  # CLOCK_MONOTONIC, seconds
+    last: float = 0.0  # seconds that the last step took; 0: none is known
 
 
 class Waiting(NamedTuple):
@@ -63,6 +64,7 @@ class _Own:
 
     def __init__(self) -> None:
         self.beat = Beat()
+        self.since = 0.0  # when the step or phase began
         self.memory: mmap.mmap | None = None  # None: nobody watches
 
 
@@ -85,11 +87,13 @@ def begin() -> None:
 
 def beat(phase: Phase | None = None, step: int | None = None) -> None:
     """Show progress, in the present phase and step unless others are given."""
-    before = _own.beat
-    now = Beat(before.pid, phase or before.phase, before.step if step is None else step, time.monotonic())
-    _own.beat = now
+    before, now = _own.beat, time.monotonic()
+    last = now - _own.since if step is not None and before.phase == "step" else before.last
+    if phase or step is not None:
+        _own.since = now
+    beat = _own.beat = Beat(before.pid, phase or before.phase, before.step if step is None else step, now, last)
     if _own.memory is not None:
-        _BEAT.pack_into(_own.memory, 0, now.pid, _PHASES.index(now.phase), now.step, now.time)
+        _BEAT.pack_into(_own.memory, 0, beat.pid, PHASES.index(beat.phase), beat.step, beat.time, beat.last)
 
 
 @contextlib.contextmanager
@@ -130,8 +134,8 @@ class WatchedRank:
         self._memory = mmap.mmap(self.descriptor, _TEXT)
 
     def beat(self) -> Beat:
-        pid, phase, step, moment = _BEAT.unpack_from(self._memory)
-        return Beat(pid, _PHASES[phase], step, moment)
+        pid, phase, *others = _BEAT.unpack_from(self._memory)
+        return Beat(pid, PHASES[phase], *others)
 
     def ask(self) -> None:
         """Ask for stacks and collectives; a rank that is stopped, or has not begun, does not answer."""

@@ -95,20 +95,20 @@ def state(pid: int) -> str:
 
 
 @dataclass(frozen=True)
-class Usage:
+class Consumption:
     """What processes have used so far: CPU time in seconds, and bytes that they read and wrote."""
 
     cpu: float
     transferred: int
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(self.cpu + other.cpu, self.transferred + other.transferred)
+    def __add__(self, other: "Consumption") -> "Consumption":
+        return Consumption(self.cpu + other.cpu, self.transferred + other.transferred)
 
-    def __sub__(self, other: "Usage") -> "Usage":
-        return Usage(self.cpu - other.cpu, self.transferred - other.transferred)
+    def __sub__(self, other: "Consumption") -> "Consumption":
+        return Consumption(self.cpu - other.cpu, self.transferred - other.transferred)
 
     @staticmethod
-    def of(pids: Iterable[int]) -> "Usage":
+    def of(pids: Iterable[int]) -> "Consumption":
         """Of those that still exist (Linux)."""
         cpu, transferred = 0.0, 0
         for pid in pids:
@@ -117,7 +117,7 @@ class Usage:
             with suppress(OSError):
                 lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
                 transferred += sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
-        return Usage(cpu, transferred)
+        return Consumption(cpu, transferred)
 
 
 def usable_cpus() -> int:

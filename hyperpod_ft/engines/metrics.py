@@ -84,6 +84,7 @@ class MetricsLog:
     ) -> None:
         self._task, self._path, self._every = task, task.metrics_path, task.config.training.log_every_steps
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
+        heartbeat.beat("step", progress.step)
         self._begun_at = self._progress_at = time.monotonic()
         self._begun_step = progress.step
         # when, of which step, and the tokens counted until then: the last two

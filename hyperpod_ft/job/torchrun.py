@@ -16,7 +16,7 @@ from types import FrameType
 from hyperpod_ft.gc_pause import pause_collection, resume_collection
 from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.recovery import report_failure
-from hyperpod_ft.job.watch import Place, Store, Watch
+from hyperpod_ft.job.watch import NodePlace, Store, Watch
 from hyperpod_ft.processes import children
 from hyperpod_ft.runs.job_files import KILLED_STATUS, NOTICE, shell_status
 
@@ -62,7 +62,7 @@ def _watch(options: Namespace) -> Watch:
         store = TCPStore(options.master_addr, options.master_port, None, False, waiting, wait_for_workers=False)
         return PrefixStore("hyperpod_ft/watch", store)
 
-    place = Place(this_host().name, options.node_rank, nodes, options.node_rank * ranks)
+    place = NodePlace(this_host().name, options.node_rank, nodes, options.node_rank * ranks)
     return Watch(connect, place, ranks, Path(options.training_script_args[0]))
 
 

@@ -5,9 +5,9 @@ through torchrun's store. Ranks wait for each other all the time, so one that wa
 no rank makes progress. Then each node asks its ranks for their stacks and collectives, and the first names the rank
 that the others wait for, reports it to the supervisor as a failure, and has all nodes kill their ranks.
 
-What progress is depends on the phase. In a step: the next step, or a compiler that computes in a process of its own. A
-wait for an accelerator may look like work, so the rank's own computing counts only outside steps, as do files that are
-read or written.
+What progress is depends on the phase. Once a step is over, in steps and validations: the next step or batch, or a
+compiler that computes in a process of its own. A wait for an accelerator may look like work, so what the rank itself
+computes, reads and writes counts only elsewhere.
 """
 
 import json
@@ -29,14 +29,15 @@ from hyperpod_ft import publish
 from hyperpod_ft.heartbeat import Beat, Collectives, WatchedRank, let_beat
 from hyperpod_ft.job.hang import RankState, suspect
 from hyperpod_ft.job.recovery import report_failure
-from hyperpod_ft.processes import Usage, descendants, signal_all, state, tree
+from hyperpod_ft.processes import Consumption, descendants, signal_all, state, tree
 from hyperpod_ft.runs.job_files import KILLED_STATUS, hangs
 
 # For tests: the seconds without progress that are a hang.
 LIMIT = "HYPERPOD_FT_HANG_SECONDS"
 _LIMIT_SECONDS = 60.0
 _MEDIAN_STEPS = 10  # or as many median steps, if that is longer
-_SAVE_FACTOR = 10  # to flush what was written to a slow volume uses no CPU time
+# Of a save, since to flush what was written to a slow volume uses no CPU time, and until the first step is over.
+_GENEROUS = 10
 # A rank that computes, but neither ends a step nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT
 # of engines/ranks.py, so that the watch finds a hang before a collective gives up.
 LONGEST_SECONDS = 55 * 60.0
@@ -50,7 +51,7 @@ _RANKS = TypeAdapter(list[RankState])
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """A node, and its place in the job."""
 
     node: str
@@ -76,15 +77,17 @@ class RankProgress:
         self._only_computing = 0.0  # seconds since it did anything else
         self._steps: list[float] = []  # seconds of each
 
-    def see(self, beat: Beat, elapsed: float, moved: Usage | None = None, moved_below: Usage | None = None) -> None:
+    def see(
+        self, beat: Beat, elapsed: float, moved: Consumption | None = None, moved_below: Consumption | None = None
+    ) -> None:
         """Note what the rank did in the last `elapsed` seconds; `moved`: the usage of its processes in them, if known,
         and `moved_below`, without the rank itself."""
         before, self._beat = self._beat, beat
         self.silent += elapsed
         self._only_computing += elapsed
-        if before.phase == beat.phase == "step" and beat.step > before.step:
-            self._steps = [*self._steps, (beat.time - before.time) / (beat.step - before.step)][-_REMEMBERED_STEPS:]
-        counted = moved_below if beat.phase == "step" else moved
+        if beat.step > before.step and beat.last:
+            self._steps = [*self._steps, beat.last][-_REMEMBERED_STEPS:]
+        counted = moved_below if beat.phase in ("step", "validation") and self._steps else moved
         computing = counted is not None and counted.cpu > _WORKING * elapsed
         transferring = counted is not None and counted.transferred > _READING * elapsed
         if beat != before or transferring:
@@ -98,14 +101,14 @@ class RankProgress:
         match self._beat.phase:
             case "waiting":
                 return _NO_LIMIT
-            case "save" | "end":
-                return _SAVE_FACTOR * self._limit
-            case "step" if self._steps:
+            case "step" | "validation" if self._steps:
                 return min(max(self._limit, _MEDIAN_STEPS * statistics.median(self._steps)), LONGEST_SECONDS)
-        return self._limit
+            case "start":
+                return self._limit
+        return _GENEROUS * self._limit
 
 
-def _said(place: Place, look: int, silent: float | None, limit: float) -> str:
+def _said(place: NodePlace, look: int, silent: float | None, limit: float) -> str:
     """What a node says, another text at each look: for how long its ranks have been silent; None: none runs."""
     return json.dumps({**asdict(place), "look": look, "silent": silent, "limit": limit})
 
@@ -119,7 +122,7 @@ def _shortest(limits: Iterable[float]) -> float:
 class Watch:
     """The watch of one node of a job."""
 
-    def __init__(self, connect: Callable[[], Store], place: Place, ranks: int, run_directory: Path) -> None:
+    def __init__(self, connect: Callable[[], Store], place: NodePlace, ranks: int, run_directory: Path) -> None:
         """`connect`: to the store of all nodes; `ranks`: of this node."""
         self._connect, self._place, self._run_directory = connect, place, run_directory
         # elsewhere there is no /proc
@@ -128,7 +131,9 @@ class Watch:
         self._look_seconds = min(_LOOK_SECONDS, limit / 10)
         self._look_closer = limit / 6  # silence from which on processes are looked at: in most steps, they are not
         self._progress = [RankProgress(limit) for _ in range(ranks)]
-        self._usage: dict[int, tuple[Usage, Usage]] = {}  # by local rank: of its processes, and of those below it
+        self._usage: dict[
+            int, tuple[Consumption, Consumption]
+        ] = {}  # by local rank: of its processes, and of those below it
         self._said = [""] * place.nodes  # by each node, and for how long it has said nothing else
         self._unchanged = [0.0] * place.nodes
         self._looks = 0
@@ -179,10 +184,10 @@ class Watch:
         self._looks += 1
         self._store.set(f"said/{self._place.number}", _said(self._place, self._looks, silent, limit))
 
-    def _moved(self, number: int, pid: int) -> tuple[Usage, Usage]:
+    def _moved(self, number: int, pid: int) -> tuple[Consumption, Consumption]:
         """The usage of the rank's processes, and of those below it, since they were looked at before."""
-        below = Usage.of(descendants(pid))
-        now = Usage.of([pid]) + below, below
+        below = Consumption.of(descendants(pid))
+        now = Consumption.of([pid]) + below, below
         before = self._usage.get(number, now)
         self._usage[number] = now
         return now[0] - before[0], now[1] - before[1]
@@ -195,7 +200,9 @@ class Watch:
                 said = self._store.get(f"said/{number}").decode()
             elif any(rank.beat().pid for rank in self._ranks):
                 # it was there: torchrun has started ranks
-                place = Place(f"node {number + 1} of {self._place.nodes}", number, self._place.nodes, number * ranks)
+                place = NodePlace(
+                    f"node {number + 1} of {self._place.nodes}", number, self._place.nodes, number * ranks
+                )
                 said = _said(place, 0, 0.0, LONGEST_SECONDS)
             else:
                 return False

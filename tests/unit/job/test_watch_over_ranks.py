@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.heartbeat import Beat, Collectives, Waiting
+from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT
+from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting
 from hyperpod_ft.job import recovery, watch
 from hyperpod_ft.job.hang import RankState, suspect
-from hyperpod_ft.job.watch import Place, RankProgress, Watch
-from hyperpod_ft.processes import Usage
+from hyperpod_ft.job.watch import NodePlace, RankProgress, Watch
+from hyperpod_ft.processes import Consumption
 from hyperpod_ft.runs.attempts import NodeFailure
 from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, hangs
 from tests.waiting import wait_for
@@ -73,7 +75,7 @@ class Nodes:
         """Each watched node, its ranks doing what `does` says, in order; `nodes`: how many there are."""
         watches = []
         for number, first in enumerate(range(0, len(does), 2)):
-            place = Place(f"node{number + 1}", number, nodes, first)
+            place = NodePlace(f"node{number + 1}", number, nodes, first)
             watches.append(Watch(lambda: self.store, place, 2, self.directory))
             self.ends.enter_context(watches[-1])
             environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -134,10 +136,10 @@ def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
 
 
 def test_what_progress_is() -> None:
-    none, works = Usage(0.0, 0), Usage(0.5, 0)
-    reads = Usage(0.0, 1 << 20)
+    none, works = Consumption(0.0, 0), Consumption(0.5, 0)
+    reads = Consumption(0.0, 1 << 20)
 
-    def silence(*beats: Beat, moved: Usage = none, below: Usage = none, seconds: int = 50) -> RankProgress:
+    def silence(*beats: Beat, moved: Consumption = none, below: Consumption = none, seconds: int = 50) -> RankProgress:
         progress = RankProgress(60.0)
         for beat in beats:
             progress.see(beat, 1.0)
@@ -145,26 +147,25 @@ def test_what_progress_is() -> None:
             progress.see(beats[-1], 1.0, moved, below)
         return progress
 
-    start = Beat(1, "start", 0, 1.0)
+    start, step, slow = Beat(1, "start", 0, 1.0), Beat(1, "step", 1, 1.0, 2.0), Beat(1, "step", 1, 1.0, 10.0)
     assert silence(start).silent == 50
     assert silence(start, moved=works).silent == silence(start, moved=reads).silent == 0
     # an accelerator that is waited for looks like work
-    step = Beat(1, "step", 1, 1.0)
-    assert silence(step, moved=works).silent == 50
+    assert silence(step, moved=works).silent == silence(step, moved=reads).silent == 50
+    assert silence(step, Beat(1, "validation", 1, 2.0, 2.0), moved=works).silent == 50
     assert silence(step, moved=works, below=works).silent == 0, "a compiler"
+    # how long a step takes is not known before the first one is over
+    first = Beat(1, "step", 0, 1.0)
+    assert (silence(first, moved=works).silent, silence(first).limit) == (0, 600)
     # computing alone is not enough for ever
     assert silence(start, moved=works, seconds=3400).silent == pytest.approx(100, abs=2)
     assert silence(start, moved=reads, seconds=3400).silent == 0
 
-    slow = [Beat(1, "step", number, 10.0 * number) for number in range(1, 4)]
-    assert [silence(step).limit, silence(*slow).limit] == [60, 100]
-    very_slow = [Beat(1, "step", number, 1000.0 * number) for number in range(1, 4)]
-    assert silence(*very_slow).limit == watch.LONGEST_SECONDS
-    assert [silence(Beat(1, phase, 1, 1.0)).limit for phase in ("validation", "save", "waiting")] == [
-        60,
-        600,
-        float("inf"),
-    ]
+    assert [silence(step).limit, silence(slow).limit, silence(step, slow).limit] == [60, 100, 60]
+    assert silence(Beat(1, "step", 1, 1.0, 1000.0)).limit == watch.LONGEST_SECONDS
+    limits = {phase: silence(Beat(1, phase, 0, 1.0)).limit for phase in PHASES}
+    assert limits == {"start": 60, "step": 600, "validation": 600, "save": 600, "end": 600, "waiting": float("inf")}
+    assert timedelta(seconds=watch.LONGEST_SECONDS) < COLLECTIVE_TIMEOUT, "the watch speaks first"
 
 
 def stacks(frame: str) -> str:
