@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hyperpod_ft.heartbeat import Collectives, Phase
 
-_STOPPED = ("T", "t")
+STOPPED = ("T", "t")
 _FRAME = re.compile(r'  File "(?:.*/)?(.+)", line (\d+) in (\S+)')
 # where Python waits for other ranks: torch's collectives, and those of engines/ranks.py and stages/train.py
 _WAITS = re.compile(r"(distributed_c10d\.py|\bgather \(ranks\.py|_await_layout \(train\.py)")
@@ -70,7 +70,7 @@ def _suspect(ranks: Sequence[RankState]) -> tuple[RankState, str]:
     for rank in ranks:
         if not rank.answers:
             return rank, "its node does not answer"
-        if rank.process in _STOPPED:
+        if rank.process in STOPPED:
             return rank, "its process is stopped"
         if not rank.process:
             return rank, "its program has not begun"

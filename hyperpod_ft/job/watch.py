@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.heartbeat import Beat, Collectives, WatchedRank, let_beat
-from hyperpod_ft.job.hang import RankState, suspect
+from hyperpod_ft.job.hang import STOPPED, RankState, suspect
 from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.processes import Consumption, descendants, signal_all, state, tree
 from hyperpod_ft.runs.job_files import KILLED_STATUS, hangs
@@ -231,7 +231,11 @@ class Watch:
     def _states(self) -> list[RankState]:
         for rank in self._ranks:
             rank.ask()
-        self._await(lambda: all(rank.answer()[1] for rank in self._ranks), _ANSWER_SECONDS)
+
+        def answered(rank: WatchedRank) -> bool:
+            return bool(rank.answer()[1]) or state(rank.beat().pid) in STOPPED
+
+        self._await(lambda: all(map(answered, self._ranks)), _ANSWER_SECONDS)
         states = []
         for number, rank in enumerate(self._ranks, self._place.first_rank):
             beat, (stacks, collectives) = rank.beat(), rank.answer()
