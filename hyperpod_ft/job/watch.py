@@ -80,8 +80,10 @@ class RankProgress:
     def see(
         self, beat: Beat, elapsed: float, moved: Consumption | None = None, moved_below: Consumption | None = None
     ) -> None:
-        """Note what the rank did in the last `elapsed` seconds; `moved`: the usage of its processes in them, if known,
-        and `moved_below`, without the rank itself."""
+        """Note what the rank did in the last `elapsed` seconds.
+
+        `moved`: what its processes consumed in them, if known; `moved_below`: the same without the rank itself.
+        """
         before, self._beat = self._beat, beat
         self.silent += elapsed
         self._only_computing += elapsed
@@ -130,12 +132,12 @@ class Watch:
         limit = float(os.environ.get(LIMIT, _LIMIT_SECONDS))
         self._look_seconds = min(_LOOK_SECONDS, limit / 10)
         self._look_closer = limit / 6  # silence from which on processes are looked at: in most steps, they are not
-        self._progress = [RankProgress(limit) for _ in range(ranks)]
-        self._usage: dict[
-            int, tuple[Consumption, Consumption]
-        ] = {}  # by local rank: of its processes, and of those below it
+        self._progress = [RankProgress(limit) for _ in self._ranks]
+        # by local rank: at the last look that was closer, of its processes, and of those below it
+        self._consumed: dict[int, tuple[Consumption, Consumption]] = {}
         self._said = [""] * place.nodes  # by each node, and for how long it has said nothing else
         self._unchanged = [0.0] * place.nodes
+        self._heard = [False] * place.nodes  # whether it has said anything
         self._looks = 0
         self.found_hang = False
         self._over = threading.Event()
@@ -177,32 +179,34 @@ class Watch:
             if beat.pid and state(beat.pid) in ("", "Z"):
                 continue
             running.append(progress)
-            closer = beat.pid and progress.silent > self._look_closer
-            progress.see(beat, elapsed, *(self._moved(number, beat.pid) if closer else ()))
+            if beat.pid and progress.silent > self._look_closer:
+                progress.see(beat, elapsed, *self._moved(number, beat.pid))
+            else:
+                self._consumed.pop(number, None)
+                progress.see(beat, elapsed)
         silent = min((progress.silent for progress in running), default=None)
         limit = _shortest(progress.limit for progress in running)
         self._looks += 1
         self._store.set(f"said/{self._place.number}", _said(self._place, self._looks, silent, limit))
 
     def _moved(self, number: int, pid: int) -> tuple[Consumption, Consumption]:
-        """The usage of the rank's processes, and of those below it, since they were looked at before."""
+        """What the rank's processes, and those below it, consumed since the look before, if that was closer too."""
         below = Consumption.of(descendants(pid))
         now = Consumption.of([pid]) + below, below
-        before = self._usage.get(number, now)
-        self._usage[number] = now
+        before = self._consumed.get(number, now)
+        self._consumed[number] = now
         return now[0] - before[0], now[1] - before[1]
 
     def _hangs(self, elapsed: float) -> bool:
         """Whether the job does, as its nodes say: on the first node."""
-        ranks = len(self._ranks)
         for number in range(self._place.nodes):
-            if self._store.check([f"said/{number}"]):
+            if self._heard[number] or self._store.check([f"said/{number}"]):
+                self._heard[number] = True
                 said = self._store.get(f"said/{number}").decode()
             elif any(rank.beat().pid for rank in self._ranks):
                 # it was there: torchrun has started ranks
-                place = NodePlace(
-                    f"node {number + 1} of {self._place.nodes}", number, self._place.nodes, number * ranks
-                )
+                name = f"node {number + 1} of {self._place.nodes}"
+                place = NodePlace(name, number, self._place.nodes, number * len(self._ranks))
                 said = _said(place, 0, 0.0, LONGEST_SECONDS)
             else:
                 return False
