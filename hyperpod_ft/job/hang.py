@@ -79,7 +79,7 @@ def _suspect(ranks: Sequence[RankState]) -> tuple[RankState, str]:
     if not found.waits:
         if found.process == "D":
             return found, "it waits for a device or volume"
-        return found, "others wait for it" if len(ranks) > 1 else "it does not go on"
+        return found, "others wait for it" if any(rank.waits for rank in ranks) else "it does not go on"
     # of those that keep others waiting: who skipped a collective is ahead of them, and the wait that began first is no
     # consequence of another
     blamed = []

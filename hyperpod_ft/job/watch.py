@@ -5,9 +5,9 @@ through torchrun's store. Ranks wait for each other all the time, so one that wa
 no rank makes progress. Then each node asks its ranks for their stacks and collectives, and the first names the rank
 that the others wait for, reports it to the supervisor as a failure, and has all nodes kill their ranks.
 
-What progress is depends on the phase. Once a step is over, in steps and validations: the next step or batch, or a
-compiler that computes in a process of its own. A wait for an accelerator may look like work, so what the rank itself
-computes, reads and writes counts only elsewhere.
+What progress is depends on the phase. After the first step, and the first batch of a validation, which compile, it is the
+next one, or a compiler that computes in a process of its own. A wait for an accelerator may look like work, so what the
+rank itself computes, reads and writes counts only elsewhere.
 """
 
 import json
@@ -76,6 +76,7 @@ class RankProgress:
         self.silent = 0.0  # seconds
         self._only_computing = 0.0  # seconds since it did anything else
         self._steps: list[float] = []  # seconds of each
+        self._batches = 0  # that have begun in this validation
 
     def see(
         self, beat: Beat, elapsed: float, moved: Consumption | None = None, moved_below: Consumption | None = None
@@ -89,7 +90,10 @@ class RankProgress:
         self._only_computing += elapsed
         if beat.step > before.step and beat.last:
             self._steps = [*self._steps, beat.last][-_REMEMBERED_STEPS:]
-        counted = moved_below if beat.phase in ("step", "validation") and self._steps else moved
+        validates = before.phase == beat.phase == "validation"
+        self._batches = self._batches + (beat != before) if validates else 0
+        compiled = self._batches > 1 if beat.phase == "validation" else beat.phase == "step" and bool(self._steps)
+        counted = moved_below if compiled else moved
         computing = counted is not None and counted.cpu > _WORKING * elapsed
         transferring = counted is not None and counted.transferred > _READING * elapsed
         if beat != before or transferring:

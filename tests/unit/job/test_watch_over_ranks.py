@@ -152,7 +152,8 @@ def test_what_progress_is() -> None:
     assert silence(start, moved=works).silent == silence(start, moved=reads).silent == 0
     # an accelerator that is waited for looks like work
     assert silence(step, moved=works).silent == silence(step, moved=reads).silent == 50
-    assert silence(step, Beat(1, "validation", 1, 2.0, 2.0), moved=works).silent == 50
+    batches = [Beat(1, "validation", 1, moment, 2.0) for moment in (2.0, 3.0, 4.0)]
+    assert [silence(step, *batches[:begun], moved=works).silent for begun in (1, 2, 3)] == [0, 0, 50]
     assert silence(step, moved=works, below=works).silent == 0, "a compiler"
     # how long a step takes is not known before the first one is over
     first = Beat(1, "step", 0, 1.0)
@@ -194,7 +195,7 @@ WAITS = "all_reduce (distributed_c10d.py:7)"
         ([rank(0, WAITS, world=9), rank(1, process="")], 1, "its program has not begun"),
         ([rank(0, WAITS, world=9), rank(1, "read (rows.py:3)")], 1, "others wait for it, at read (rows.py:3)"),
         ([rank(0, "gather (ranks.py:3)"), rank(1, "f (a.py:1)")], 1, "others wait for it, at f (a.py:1)"),
-        ([rank(0, "f (a.py:1)", step=6), rank(1, "g (a.py:2)")], 1, "others wait for it, at g (a.py:2)"),
+        ([rank(0, "f (a.py:1)", step=6), rank(1, "g (a.py:2)")], 1, "it does not go on, at g (a.py:2)"),
         ([rank(0, WAITS, world=9), rank(1, process="D")], 1, "it waits for a device or volume"),
         ([rank(0, "f (a.py:1)")], 0, "it does not go on, at f (a.py:1)"),
         # rank 1 skipped the ninth of the world's collectives, went on, and waits in the next of another group
