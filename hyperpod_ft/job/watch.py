@@ -5,9 +5,9 @@ through torchrun's store. Ranks wait for each other all the time, so one that wa
 no rank makes progress. Then each node asks its ranks for their stacks and collectives, and the first names the rank
 that the others wait for, reports it to the supervisor as a failure, and has all nodes kill their ranks.
 
-What progress is depends on the phase. After the first step, and the first batch of a validation, which compile, it is the
-next one, or a compiler that computes in a process of its own. A wait for an accelerator may look like work, so what the
-rank itself computes, reads and writes counts only elsewhere.
+What progress is depends on the phase. The first step compiles, and so does the first batch of a validation. After them,
+progress is the next one, or a compiler that computes in a process of its own: a wait for an accelerator may look like
+work. What the rank itself computes, reads and writes counts only elsewhere.
 """
 
 import json
