@@ -85,6 +85,41 @@ def reap() -> list[int]:
     return dead
 
 
+def state(pid: int) -> str:
+    """What a process does, as the kernel says it: R runs, S sleeps, D waits for a device or volume, T is stopped.
+
+    Empty if there is none (Linux).
+    """
+    stat = _stat(pid)
+    return stat.state if stat else ""
+
+
+@dataclass(frozen=True)
+class Consumption:
+    """What processes have used so far: CPU time in seconds, and bytes that they read and wrote."""
+
+    cpu: float
+    transferred: int
+
+    def __add__(self, other: "Consumption") -> "Consumption":
+        return Consumption(self.cpu + other.cpu, self.transferred + other.transferred)
+
+    def __sub__(self, other: "Consumption") -> "Consumption":
+        return Consumption(self.cpu - other.cpu, self.transferred - other.transferred)
+
+    @staticmethod
+    def of(pids: Iterable[int]) -> "Consumption":
+        """Of those that still exist (Linux)."""
+        cpu, transferred = 0.0, 0
+        for pid in pids:
+            if stat := _stat(pid):
+                cpu += stat.ticks / os.sysconf("SC_CLK_TCK")
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+                transferred += sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+        return Consumption(cpu, transferred)
+
+
 def usable_cpus() -> int:
     """CPUs this process may use: its share of the node where the system reports one, all CPUs elsewhere."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -156,6 +191,7 @@ class _Stat:
     state: str
     parent: int
     started: int
+    ticks: int  # of CPU time
 
 
 def _stat(pid: int) -> _Stat | None:
@@ -164,7 +200,8 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may contain spaces and brackets
-    return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
+    ticks = int(fields[11]) + int(fields[12])
+    return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]), ticks=ticks)
 
 
 def _children() -> dict[int, list[int]]:

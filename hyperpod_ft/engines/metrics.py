@@ -6,12 +6,13 @@ For every engine: imports no torch; callers pass what only the device knows.
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import publish
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.checkpoint.sharded.description import RankDegrees
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
@@ -83,6 +84,7 @@ class MetricsLog:
     ) -> None:
         self._task, self._path, self._every = task, task.metrics_path, task.config.training.log_every_steps
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
+        heartbeat.beat("step", progress.step)
         self._begun_at = self._progress_at = time.monotonic()
         self._begun_step = progress.step
         # when, of which step, and the tokens counted until then: the last two
@@ -113,6 +115,7 @@ class MetricsLog:
         loads: Loads | None = None,
     ) -> TrainingProgress:
         """The progress after one more step; `others`: its other metrics, `loads`: of a mixture's experts."""
+        heartbeat.beat("step", progress.step + 1)
         now = time.monotonic()
         seconds, self._progress_at = now - self._progress_at, now
         warming_up = progress.step == self._begun_step
@@ -129,8 +132,13 @@ class MetricsLog:
             last_expert_load=loads or {},
         )
 
-    def leave_out(self, seconds: float) -> None:
-        """Leave these seconds, which just passed without training, out of rates and of the training time."""
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """Leave the time that the block takes out of rates and of the training time."""
+        begun = time.monotonic()
+        with heartbeat.during("validation"):
+            yield
+        seconds = time.monotonic() - begun
         self._begun_at += seconds
         self._progress_at += seconds
         self._rows_written = [(at + seconds, step, tokens) for at, step, tokens in self._rows_written]

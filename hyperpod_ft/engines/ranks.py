@@ -26,7 +26,8 @@ from hyperpod_ft.runs.job_files import NOTICE, STOP_SIGNALS
 
 # Key-value waits that may take as long as another job's training: rank 0 may be waiting for the stage's lock.
 NO_TIMEOUT = timedelta(days=30)
-# Loading a large model from the shared volume, or writing a checkpoint, may keep one rank from a collective.
+# Loading a large model from the shared volume, or writing a checkpoint, may keep one rank from a collective. When a job
+# hangs, its watch (job/watch.py) ends it earlier.
 COLLECTIVE_TIMEOUT = timedelta(minutes=60)
 
 

@@ -25,11 +25,14 @@ _MAX_PAUSE_SECONDS = 300
 _NODE_FAILURE = TypeAdapter(NodeFailure)
 
 
-def report_failure(rank: int | None, status: int, moment: float) -> None:
-    """Report the failure of this node to the supervisor of the job, if there is one. See `NodeFailure`."""
+def report_failure(rank: int | None, status: int, moment: float, hang: str = "", node: str = "") -> None:
+    """Report the failure of this node, or of another `node`, to the supervisor of the job, if there is one.
+
+    See `NodeFailure`.
+    """
     if directory := os.environ.get(ATTEMPT_DIRECTORY):
         host = this_host()
-        failure = NodeFailure(host.name, rank, status, moment)
+        failure = NodeFailure(node or host.name, rank, status, moment, hang)
         # an error about a full volume must not be hidden by this one
         with contextlib.suppress(OSError):
             publish.write_json(Path(directory) / f"failure-{host.step_number}-{host.name}.json", asdict(failure))
@@ -64,8 +67,8 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, continued
     `continued_by`: what continues the work after this job: Slurm, which requeues it, or another training job.
     The stage's record ends the job with success. A user's error and a cancellation end it too. The notice of the time
     limit requeues it or leaves the rest to the next job, as long as each time adds a checkpoint, or a part of DPO's
-    reference. A crash is retried within the job, or by requeueing when no rank reported a reason, because a node may be
-    gone. A crash that repeats itself is not retried.
+    reference. A crash, or a hang, is retried within the job, or by requeueing when no rank reported a reason or one is
+    left, because a node may be gone. A crash that repeats itself is not retried.
     """
     if attempt.status == 0 or attempt.recorded:
         return Decision("end")
@@ -85,7 +88,7 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, continued
         return Decision("end", status, f"{attempt.reason}, same as the last crash, with no new checkpoint since")
     number = len(crashes) + 1
     message = f"{attempt.reason}; restart {number} of {allowed}"
-    requeue = first is None and continued_by == "Slurm"
+    requeue = (first is None or attempt.left) and continued_by == "Slurm"
     return Decision("requeue" if requeue else "retry", message=message, number=number)
 
 

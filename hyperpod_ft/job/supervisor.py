@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
@@ -157,7 +158,8 @@ def _attempt(
     directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory)}
     child = signals.start(command, environment)
-    recorded = _wait(journal, stage, child, signals) or journal.is_done(stage)
+    outlived = _wait(journal, stage, child, signals, directory)
+    recorded = outlived == "record" or journal.is_done(stage)
     if child.returncode and not recorded:
         # a job that is cancelled did not crash; after a crash, srun ends other nodes by SIGTERM too
         statuses = {shell_status(child.returncode), *(failure.status for failure in recovery.failures(directory))}
@@ -174,26 +176,34 @@ def _attempt(
         resumed_from=resumed_from,
         checkpoint=journal.last_written_step(),
         step=metrics.last_step(journal.paths.metrics_path),
+        left=outlived == "hang",
     )
 
 
-def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signals: Signals) -> bool:
-    """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record.
+def _wait(
+    journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signals: Signals, directory: Path
+) -> Literal["record", "hang", ""]:
+    """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record, or a
+    hang that is reported in `directory`.
 
-    Returns whether the record was seen: `submit --force` may remove it while the job still ends.
+    Returns the record if it was seen, since `submit --force` may remove it while the job still ends; else the hang if
+    the command outlived it.
     """
     to_save = signals.host.seconds_to_save(journal.plan[stage].resources.notice_seconds)
     ended = False
-    recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
+    recorded_at, hung_at, looked_at, noticed_at = 0.0, 0.0, 0.0, 0.0
     while child.poll() is None:
         now = time.monotonic()
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
             looked_at = now
             recorded_at = now if journal.is_done(stage) else 0.0
-        if recorded_at and now - recorded_at > _GRACE_SECONDS:
-            print(f"{stage}: done; ending what still runs on the nodes", flush=True)
+            if not hung_at and any(failure.hang for failure in recovery.failures(directory)):
+                hung_at = now
+        over_since = recorded_at or hung_at
+        if over_since and now - over_since > _GRACE_SECONDS:
+            print(f"{stage}: {'done' if recorded_at else 'hangs'}; ending what still runs on the nodes", flush=True)
             end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
-            break
+            return "record" if recorded_at else "hang"
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > signals.host.seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
@@ -203,7 +213,7 @@ def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signal
         if signals.received == NOTICE and signals.seconds_since() > to_save:
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)
-    return bool(recorded_at)
+    return "record" if recorded_at else ""
 
 
 def _print(stage: str, decision: Decision, more: str = "") -> None:

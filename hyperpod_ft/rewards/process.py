@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.shipped import PACKAGE
 
+_BEAT_SECONDS = 1.0
 _START_SECONDS = 120.0  # to import what the user's file imports
 
 
@@ -81,7 +83,11 @@ class RewardProcess:
             pass  # reading says why
         output, until = self._process.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._read:
-            ready, _, _ = select.select([output], [], [], max(0.0, until - time.monotonic()))
+            heartbeat.beat()  # it cannot hang here, however long it may take
+            left = max(0.0, until - time.monotonic())
+            ready, _, _ = select.select([output], [], [], min(left, _BEAT_SECONDS))
+            if not ready and left > _BEAT_SECONDS:
+                continue
             if not ready:
                 self.close()
                 raise NoRewardError(f"takes longer than {seconds:g} s")

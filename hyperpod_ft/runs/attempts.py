@@ -25,6 +25,7 @@ class NodeFailure:
     rank: int | None  # that failed first; None: no rank was started, because the node is unfit
     status: int  # as a shell reports it: 128 + N for signal N
     time: FiniteFloat  # Unix time, seconds
+    hang: str = ""  # where the rank hung, and what shows it
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,22 @@ class Attempt:
     checkpoint: int  # the same, at the end of the attempt
     step: int  # the last one that was logged
     measured: bool = False  # objective dpo: since the job began, more of the reference was measured
+    left: bool = False  # processes of it may still hang on a node
 
     @property
     def first_failure(self) -> NodeFailure | None:
-        """A user's error if there is one, else the first failure. Clocks of nodes may differ a little.
+        """A user's error if there is one, else a hang, else the first failure. Clocks of nodes may differ a little.
 
         Among failures within one second, an exit status of 1 comes last: it may be a peer's echo of another failure.
         """
         return min(
             self.failures,
-            key=lambda failure: (failure.status != EXIT_USER_ERROR, int(failure.time), failure.status == 1),
+            key=lambda failure: (
+                failure.status != EXIT_USER_ERROR,
+                not failure.hang,
+                int(failure.time),
+                failure.status == 1,
+            ),
             default=None,
         )
 
@@ -63,12 +70,14 @@ class Attempt:
 
     @property
     def reason(self) -> str:
-        """For example `rank 3: exit 1 at step 12`."""
+        """For example `rank 3: exit 1 at step 12`, or `rank 3 on node2 hangs in step 13: its process is stopped`."""
         if self.cause == "time limit":
             return "time limit"
         first = self.first_failure
         if first is None or first.rank is None:
             return f"exit {self.status} at step {self.step}, and no rank reported why"
+        if first.hang:
+            return f"rank {first.rank} on {first.node} hangs {first.hang}"
         ended = _SIGNAL_NAMES.get(first.status - 128, f"exit {first.status}")
         return f"rank {first.rank}: {ended} at step {self.step}"
 

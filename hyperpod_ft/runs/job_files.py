@@ -36,6 +36,11 @@ def log(run_directory: Path, stage: str, job_id: str) -> Path:
     return Path(f"{run_directory}/logs/{run_directory.parent.name}-{stage}_{job_id}.out")
 
 
+def hangs(run_directory: Path) -> Path:
+    """A directory for each hang, with the stacks of all ranks."""
+    return run_directory / "logs" / "hangs"
+
+
 def banner(stage: str, job_id: str) -> str:
     """How the line begins that a stage's script prints first, and the supervisor before each restart."""
     return f"== {stage} job {job_id}"

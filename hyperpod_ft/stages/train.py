@@ -16,13 +16,15 @@ import sys
 if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
     import signal
 
+    from hyperpod_ft import heartbeat
     from hyperpod_ft.processes import die_with_parent
 
     # A rank that outlives its torchrun, when that is killed, must not join the next attempt. Before the imports, which
     # take seconds.
     die_with_parent(os.getppid(), signal.SIGKILL)
+    heartbeat.begin()
 
-from hyperpod_ft import gc_pause
+from hyperpod_ft import gc_pause, heartbeat
 
 if __name__ == "__main__":
     gc_pause.pause_collection()  # until the engine is imported, see _engine
@@ -89,6 +91,7 @@ def _run_rank_0(ranks: Ranks) -> None:
     """Rank 0: run the stage as every stage is run, and give the others the layout when training begins."""
 
     def work(run: Run) -> stage.Result:
+        heartbeat.beat("start")
         chosen = _engine(run.config)
         layout = plan_layout(run)
         check_data(run.journal)
@@ -96,12 +99,14 @@ def _run_rank_0(ranks: Ranks) -> None:
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
             _give_layout(layout, run.paths, ranks)
             trained: TrainingResult = chosen.train(training_task(run, layout), ranks)
+        heartbeat.beat("end")
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         return stage.Result(
             (trained.checkpoint, run.paths.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
         )
 
     try:
+        heartbeat.beat("waiting")  # for the stage's lock
         stage.main("train", work)
     except Interrupted as interrupted:
         print(f"train: {interrupted}", flush=True)

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft.job.watch import LIMIT
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.job_files import hangs
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
@@ -77,6 +79,25 @@ if os.environ["RANK"] == "0":
     (run / "record").rename(run / "records" / "train.json")
 else:
     time.sleep(600)
+"""
+
+# At first, the last node's torchrun is stopped, and all ranks end their steps. Done after that.
+HANGS = """
+import os, signal, sys, time
+from pathlib import Path
+from hyperpod_ft import heartbeat
+heartbeat.begin()
+for step in range(1, 4):
+    heartbeat.beat("step", step)
+    time.sleep(1)
+run = Path(sys.argv[1])
+if not (run / "attempts" / "train.json").exists():
+    if os.environ["RANK"] == "3":
+        os.kill(int(os.environ["HYPERPOD_FT_HEARTBEATS"].split(":")[0]), signal.SIGSTOP)
+    time.sleep(600)
+if os.environ["RANK"] == "0":
+    (run / "records").mkdir()
+    (run / "record").rename(run / "records" / "train.json")
 """
 
 
@@ -186,6 +207,22 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     assert time.monotonic() - recorded_at < 250, "torchrun alone waits for 300 s, srun for 60 more"
     assert run.paths.exit_marker("train", job).read_text() == "0\n"
     assert attempts.history(run.paths, "train") == []
+
+
+def test_a_node_that_hangs_is_named_and_not_waited_for(three_nodes: LocalCluster, make_run: MakeRun) -> None:
+    run = make_run(cluster__nodes=2)
+    run.paths.directory.mkdir(parents=True)
+    Record("train", run.plan["train"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "").write(
+        run.paths.directory / "record"
+    )
+    job = submit(three_nodes, run, HANGS, f"--export=ALL,{LIMIT}=5")
+    wait_for_end(three_nodes, job)
+    assert state(three_nodes, job) == "COMPLETED", said(run, job)
+    (restart,) = attempts.history(run.paths, "train")
+    assert restart.reason == "rank 2 on node2 hangs in step 4: its node does not answer"
+    assert f"{restart.reason}; restart 1 of 3" in said(run, job)
+    (stacks,) = hangs(run.paths.directory).iterdir()
+    assert [file.name for file in sorted(stacks.iterdir())] == [f"rank-0000{rank}.txt" for rank in range(3)]
 
 
 def wait_for_end(cluster: LocalCluster, job: str) -> None:

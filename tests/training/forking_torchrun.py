@@ -17,17 +17,24 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch.distributed.run
+from numpy.typing import NDArray
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+from hyperpod_ft.engines.batches import Batch, PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.metrics import MetricsLog
+from hyperpod_ft.job import torchrun as job_torchrun
+from hyperpod_ft.runs import job_files
 from tests.forking import fork_module
 
 
@@ -57,6 +64,8 @@ class WaitingRanks:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if step := environment.get("HELD_AFTER_STEP"):
             hold_after(int(step))
+        if (name := environment.get("HANGS")) and environment["RANK"] == "1":
+            hang_after(3, HANGS[name])
 
     def start(self, _: tuple[str, ...], env: dict[str, str]) -> "StartedRank":
         """Stands in for `SubprocessHandler._popen`."""
@@ -81,6 +90,50 @@ def hold_after(step: int) -> None:
     MetricsLog.write = write_and_wait  # type: ignore[method-assign]
 
 
+def hang_after(step: int, begin: Callable[[], object]) -> None:
+    """Let this rank call `begin` after that step."""
+    advance = MetricsLog.advance
+
+    def advance_and_hang(log: MetricsLog, progress: TrainingProgress, *rest: Any, **named: Any) -> TrainingProgress:
+        progress = advance(log, progress, *rest, **named)
+        if progress.step == step:
+            begin()
+        return progress
+
+    MetricsLog.advance = advance_and_hang  # type: ignore[method-assign]
+
+
+def skip_a_collective() -> None:
+    """Leave the next all-reduce over all ranks to the others."""
+    all_reduce = torch.distributed.all_reduce
+
+    def skip(tensor: torch.Tensor, **named: Any) -> None:
+        if named:  # of a group
+            all_reduce(tensor, **named)
+        else:
+            torch.distributed.all_reduce = all_reduce
+
+    torch.distributed.all_reduce = skip
+
+
+def read_what_nobody_writes() -> None:
+    """Have the next micro batch read a named pipe."""
+
+    def read(split: PackedSplit, rows: NDArray[np.int64]) -> Batch:
+        with tempfile.TemporaryDirectory() as directory:
+            os.mkfifo(f"{directory}/input_ids.npy")
+            return np.load(f"{directory}/input_ids.npy")  # type: ignore[no-any-return]
+
+    PackedSplit.batch = read  # type: ignore[method-assign]
+
+
+HANGS = {
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "deadlock": skip_a_collective,
+    "read": read_what_nobody_writes,
+}
+
+
 class StartedRank(subprocess.Popen[bytes]):
     """A rank: what torchrun would start as `python -u -m MODULE ARGUMENT...`."""
 
@@ -97,4 +150,6 @@ if __name__ == "__main__":
     # It names the caller for events, which are not recorded here. With thousands of imported modules, finding that name
     # takes half a second a launch.
     dynamic_rendezvous.get_method_name = lambda depth=2: "rendezvous"
+    if job_files.ATTEMPT_DIRECTORY in os.environ:  # a supervisor expects the job's own
+        sys.exit(job_torchrun.main())
     torch.distributed.run.main()

@@ -28,7 +28,7 @@ from neuronx_distributed.parallel_layers import parallel_state
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hyperpod_ft import publish
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.engines import newest_checkpoint
 from hyperpod_ft.engines.checkpoint_directory import publish_written, reporting_full_volumes
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
@@ -44,6 +44,7 @@ class Checkpoints:
         self._task, self._trainer, self._ranks = task, trainer, ranks
         self._unfinished: TrainingProgress | None = None
 
+    @heartbeat.during("save")
     def save(self, progress: TrainingProgress) -> None:
         """Write the checkpoint of `progress.step`; with `training.async_save` it is published by the next `finish`.
 
@@ -66,6 +67,7 @@ class Checkpoints:
         if not self._task.config.training.async_save:
             self.finish()
 
+    @heartbeat.during("save")
     def finish(self) -> None:
         """Publish the last checkpoint once every rank has written it; delete those beyond the configured number."""
         progress, self._unfinished = self._unfinished, None

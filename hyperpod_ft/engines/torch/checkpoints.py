@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from hyperpod_ft import publish
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old, write_description
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, volume_of
@@ -43,6 +43,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
+    @heartbeat.during("save")
     def save(self, final: Path, state: dict[str, Any], progress: TrainingProgress) -> None:
         """Write `state` as the checkpoint `final` of `progress.step`, in place of one before.
 
@@ -64,6 +65,7 @@ class Checkpoints:
         """Fill the tensors of `state` in place, each rank with its part."""
         dcp.load(state, storage_reader=dcp.FileSystemReader(directory), process_group=self._group)
 
+    @heartbeat.during("save")
     def finish(self) -> None:
         """Wait for the checkpoint that a thread writes. Raises UserError when that fails."""
         if self._thread:

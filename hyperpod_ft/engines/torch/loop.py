@@ -6,7 +6,6 @@ all-reduce of a few numbers over all ranks (steps.py); clip; AdamW. Shapes never
 
 import contextlib
 import os
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -216,9 +215,8 @@ class TrainingLoop:
 
     def _validate(self, log: metrics.MetricsLog) -> tuple[float, dict[str, float]]:
         """The validation loss, and by name the objective's other metrics and the loss over each of several sources."""
-        begun = time.monotonic()
-        means = self._means()
-        log.leave_out(time.monotonic() - begun)
+        with log.validating():
+            means = self._means()
         loss, *others = means.overall
         names = (f"validation_{name}" for name in self.objective.metrics)
         of_sources = {f"{OF_SOURCE}{name}": values[0] for name, values in means.of_sources.items()}

@@ -3,7 +3,6 @@
 The trainer's own schedules of these are off. It calls `on_log` after each step, whatever comes next is asked for there.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import learning_rate
 from hyperpod_ft.engines import sanity
@@ -120,15 +120,17 @@ class StepsFollower(TrainerCallback):
         ends = ends or self.progress.stopped_early
         due = ends or self.stop or step % self.training.save_every_steps == 0
         control.should_save = bool(due) and not self.training.save_only_model
+        if control.should_save:
+            heartbeat.beat("save")
         control.should_training_stop = bool(ends or self.stop)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.checkpoints.publish(self.progress)
+        heartbeat.beat("step")
 
     def _validate(self) -> tuple[float, dict[str, float]]:
         """The validation loss, and that of each source by its name in metrics.jsonl, if there are several."""
         assert self.validation is not None
-        begun = time.monotonic()
-        loss, of_sources = self.validation.losses(self.trainer)
-        self.log.leave_out(time.monotonic() - begun)
+        with self.log.validating():
+            loss, of_sources = self.validation.losses(self.trainer)
         return loss, {f"{OF_SOURCE}{name}": value for name, value in of_sources.items()}

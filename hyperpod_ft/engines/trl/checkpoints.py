@@ -19,7 +19,7 @@ from pathlib import Path
 from accelerate.utils import save_fsdp_model
 from transformers import Trainer
 
-from hyperpod_ft import publish
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.ranks import Ranks, Volume
@@ -49,6 +49,7 @@ class TrainerCheckpoints:
             self.task, self.ranks, progress, written, self.task.checkpoint(progress.step)
         )
 
+    @heartbeat.during("save")
     def save_weights(self, trainer: Trainer, progress: TrainingProgress, final: Path) -> None:
         """Write and publish the trained weights alone."""
         written = self.directory / final.name

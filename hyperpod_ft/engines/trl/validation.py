@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import Trainer
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
@@ -68,6 +69,7 @@ class HeldOutRows:
             counted = self._collator.counted(batch) if present.size else 0
             loss, _, _ = trainer.prediction_step(model, batch, prediction_loss_only=True)
             assert loss is not None
+            heartbeat.beat()
             sums += torch.stack([loss.double() * counted, sums.new_tensor(counted)])
         total, count = trainer.accelerator.reduce(sums, "sum").tolist()
         return total, count

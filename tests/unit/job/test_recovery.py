@@ -99,6 +99,21 @@ def test_a_failure_without_a_reason_is_requeued() -> None:
         assert decide(attempt(failures=()), continued_by=other).action == "retry"
 
 
+def test_a_hang_counts_as_a_crash_of_the_rank_that_is_named() -> None:
+    stopped = NodeFailure("node4", 7, 137, 101.0, "in step 13: its process is stopped")
+    killed = NodeFailure("node2", 3, 137, 100.0)
+    hung = attempt(failures=(killed, stopped))
+    assert hung.cause == "crash"
+    named = "rank 7 on node4 hangs in step 13: its process is stopped"
+    assert decide(hung) == Decision("retry", message=f"{named}; restart 1 of 3", number=1)
+    assert decide(hung, [hung]).message == f"{named}, same as the last crash, with no new checkpoint since"
+    user_error = NodeFailure("node1", 0, 2, 102.0)
+    assert decide(attempt(failures=(stopped, user_error))) == Decision("end", 2)
+    # the node's processes may hang for ever
+    assert decide(attempt(failures=(stopped,), left=True)).action == "requeue"
+    assert decide(attempt(failures=(stopped,), left=True), continued_by="nothing").action == "retry"
+
+
 def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None:
     notice = decide(attempt(signal=signal.SIGUSR1, failures=(NodeFailure("node1", 0, 138, 1.0),)), [crash()] * 9)
     assert notice.action == "requeue" and at_the_limit().cause == "time limit"

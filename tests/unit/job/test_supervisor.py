@@ -116,6 +116,21 @@ def test_a_peer_that_fails_after_the_record_is_written_is_not_a_crash(run: Run, 
     assert attempts.history(run.paths, "train") == [] and not (tmp_path / "asked").exists()
 
 
+def test_processes_that_outlive_a_hang_are_not_waited_for(run: Run, tmp_path: Path) -> None:
+    """As a node may not answer to srun either, Slurm is asked to start the job again."""
+    slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}; kill $PPID")
+    failure = '{"node": "node2", "rank": 1, "status": 137, "time": 1.0, "hang": "in step 4: its process is stopped"}'
+    report = f"echo {shlex.quote(failure)} >$HYPERPOD_FT_ATTEMPT/failure-0-node2.json"
+    hangs = f"trap '' TERM; {report}; while :; do sleep 0.1; done"
+    impatient = IMPATIENT.replace("0.1, 1, 300", "0.1, 0.1, 0.1")
+    process = start(run, hangs, program=impatient, **slurm)
+    status, output = finish(process)
+    assert "rank 1 on node2 hangs in step 4: its process is stopped; restart 1 of 3" in output
+    assert status == 143 and (tmp_path / "asked").exists()
+    (restart,) = attempts.history(run.paths, "train")
+    assert restart.left
+
+
 def test_what_is_done_is_not_started_again(run: Run) -> None:
     subprocess.run(["bash", "-c", finished_training(run)], cwd=run.paths.directory, check=True)
     status, output = finish(start(run, "touch started"))

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingTask
@@ -117,6 +118,7 @@ def forward_only(
     padded[: len(rows)] = rows
     module.eval()
     for chosen in padded.reshape(passes, ranks, micro_batch_size)[:, meshes.tokens.get_local_rank("dp")]:
+        heartbeat.beat()
         yield chosen, split.batch(chosen)
     module.train()
     reshard(module)  # zero2 keeps layers gathered until a backward pass, which does not come here

@@ -1,0 +1,163 @@
+"""How far a rank is, in memory that the watch of its node reads (job/watch.py), and what a rank says of itself.
+
+The watch makes a file in memory for each rank of its node. At its beginning is the rank's `Beat`: to renew it costs a
+rank no system call. From `_TEXT` on are the rank's answers: on `ASK`, faulthandler writes the stacks of all threads,
+even while Python waits in C. A thread then adds the collectives that torch's flight recorder has: `Collectives`.
+"""
+
+import contextlib
+import faulthandler
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+# Set by the watch: its process, a colon, and the descriptors of the files, by local rank.
+_FILES = "HYPERPOD_FT_HEARTBEATS"
+ASK = signal.SIGUSR2
+_ANSWER_SECONDS = 0.5
+_TEXT = 4096
+_BEAT, _ASKED = struct.Struct("=qqqdd"), 64
+
+Phase = Literal["start", "step", "validation", "save", "end", "waiting"]
+"""What a rank does. `start`: all before its first step; `end`: all after the last; `waiting`: for another job, which
+may take any time."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of progress. `pid` 0: the rank has not begun."""
+
+    pid: int = 0
+    phase: Phase = "start"
+    step: int = 0  # the last one that is done
+    time: float = 0.0  # CLOCK_MONOTONIC, seconds
+    last: float = 0.0  # seconds that the last step took; 0: none is known
+
+
+class Waiting(NamedTuple):
+    """A collective that a rank has begun, and that has not ended."""
+
+    name: str  # like `gloo:all_reduce`
+    group: str
+    begun_at: int  # Unix time, nanoseconds
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The collectives of a rank."""
+
+    begun: dict[str, int] = field(default_factory=dict)  # how many, by process group
+    waiting: list[Waiting] = field(default_factory=list)
+
+
+class _Own:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self.beat = Beat()
+        self.since = 0.0  # when the step or phase began
+        self.memory: mmap.mmap | None = None  # None: nobody watches
+
+
+_own = _Own()
+
+
+def begin() -> None:
+    """Begin to beat, if this rank is watched."""
+    if not (files := os.environ.get(_FILES)):
+        return
+    watch, _, descriptors = files.partition(":")
+    descriptor = os.open(f"/proc/{watch}/fd/{descriptors.split(',')[int(os.environ['LOCAL_RANK'])]}", os.O_RDWR)
+    memory = _own.memory = mmap.mmap(descriptor, _TEXT)
+    os.lseek(descriptor, _TEXT, os.SEEK_SET)
+    faulthandler.register(ASK, descriptor)
+    threading.Thread(target=_answer, args=(memory, descriptor), daemon=True).start()
+    _own.beat = Beat(os.getpid())
+    beat()
+
+
+def beat(phase: Phase | None = None, step: int | None = None) -> None:
+    """Show progress, in the present phase and step unless others are given."""
+    before, now = _own.beat, time.monotonic()
+    last = now - _own.since if step is not None and before.phase == "step" else before.last
+    if phase or step is not None:
+        _own.since = now
+    beat = _own.beat = Beat(before.pid, phase or before.phase, before.step if step is None else step, now, last)
+    if _own.memory is not None:
+        _BEAT.pack_into(_own.memory, 0, beat.pid, PHASES.index(beat.phase), beat.step, beat.time, beat.last)
+
+
+@contextlib.contextmanager
+def during(phase: Phase) -> Iterator[None]:
+    """The phase of a block; then the one before again."""
+    before = _own.beat.phase
+    beat(phase)
+    yield
+    beat(before)
+
+
+def _answer(memory: mmap.mmap, descriptor: int) -> None:
+    while not memory[_ASKED]:
+        time.sleep(_ANSWER_SECONDS)
+    os.write(descriptor, f"\n{json.dumps(asdict(_collectives()))}\n".encode())
+
+
+def _collectives() -> Collectives:
+    """As torch's flight recorder has them, of gloo and of NCCL."""
+    found = Collectives()
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        with contextlib.suppress(Exception):  # private, and may be another in the next torch
+            for entry in json.loads(getattr(c10d, name)()).get("entries", ()):
+                group = entry["process_group"][0]
+                found.begun[group] = max(found.begun.get(group, 0), entry["collective_seq_id"])
+                if not entry["retired"]:
+                    found.waiting.append(Waiting(entry["profiling_name"], group, entry["time_created_ns"]))
+    return found
+
+
+class WatchedRank:
+    """The file of one rank, seen from the watch."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("heartbeat")
+        os.ftruncate(self.descriptor, _TEXT)
+        self._memory = mmap.mmap(self.descriptor, _TEXT)
+
+    def beat(self) -> Beat:
+        pid, phase, *others = _BEAT.unpack_from(self._memory)
+        return Beat(pid, PHASES[phase], *others)
+
+    def ask(self) -> None:
+        """Ask for stacks and collectives; a rank that is stopped, or has not begun, does not answer."""
+        if pid := self.beat().pid:
+            self._memory[_ASKED] = 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, ASK)
+
+    def answer(self) -> tuple[str, Collectives | None]:
+        """The stacks so far, and the collectives; None: not yet."""
+        text = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, _TEXT).decode(errors="replace")
+        stacks, _, last = text.rstrip("\n").rpartition("\n")
+        if not last.startswith("{"):
+            return text, None
+        said = json.loads(last)
+        return stacks, Collectives(said["begun"], [Waiting(*each) for each in said["waiting"]])
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.descriptor)
+
+
+def let_beat(ranks: list[WatchedRank]) -> None:
+    """Have the ranks that this process starts beat; `ranks`: by local rank."""
+    os.environ[_FILES] = f"{os.getpid()}:{','.join(str(rank.descriptor) for rank in ranks)}"

@@ -1,0 +1,212 @@
+"""The watch over the ranks of a job, with small programs in place of ranks, and nodes that are threads."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT
+from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting
+from hyperpod_ft.job import recovery, watch
+from hyperpod_ft.job.hang import RankState, suspect
+from hyperpod_ft.job.watch import NodePlace, RankProgress, Watch
+from hyperpod_ft.processes import Consumption
+from hyperpod_ft.runs.attempts import NodeFailure
+from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, hangs
+from tests.waiting import wait_for
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+# A rank that makes five steps, and then does what it is told.
+RANK = """
+import os, signal, sys, time
+from hyperpod_ft import heartbeat
+heartbeat.begin()
+for step in range(1, 6):
+    heartbeat.beat("step", step)
+    time.sleep(0.05)
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+def read():
+    os.mkfifo(sys.argv[2])
+    open(sys.argv[2])
+def gather():
+    time.sleep(300)
+def go_on():
+    while True:
+        heartbeat.beat("step", 6)
+        time.sleep(0.01)
+globals()[sys.argv[1]]()
+"""
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+class Nodes:
+    """Nodes of two ranks each."""
+
+    def __init__(self, directory: Path, ends: ExitStack) -> None:
+        self.directory, self.ends, self.store = directory, ends, MemoryStore()
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.attempt = directory / "attempt"
+        self.attempt.mkdir()
+        self.program = directory / "ranks.py"
+        self.program.write_text(RANK)
+
+    def start(self, nodes: int, *does: str) -> list[Watch]:
+        """Each watched node, its ranks doing what `does` says, in order; `nodes`: how many there are."""
+        watches = []
+        for number, first in enumerate(range(0, len(does), 2)):
+            place = NodePlace(f"node{number + 1}", number, nodes, first)
+            watches.append(Watch(lambda: self.store, place, 2, self.directory))
+            self.ends.enter_context(watches[-1])
+            environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+            for rank in (first, first + 1):
+                arguments = [sys.executable, self.program, does[rank], str(self.directory / "fifo")]
+                self.ranks.append(subprocess.Popen(arguments, env=environment | {"LOCAL_RANK": str(rank - first)}))
+        return watches
+
+    def failures(self) -> tuple[NodeFailure, ...]:
+        wait_for(lambda: "reported" in self.store.values)
+        return recovery.failures(self.attempt)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setenv(watch.LIMIT, "1.5")
+    monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path / "attempt"))
+    with ExitStack() as ends:
+        nodes = Nodes(tmp_path, ends)
+        yield nodes
+        for rank in nodes.ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_a_stopped_rank_of_another_node(nodes: Nodes) -> None:
+    watches = nodes.start(2, "gather", "gather", "gather", "stop")
+    (failure,) = nodes.failures()
+    assert (failure.rank, failure.node, failure.status) == (3, "node2", 137)
+    assert failure.hang == "in step 6: its process is stopped"
+    assert [rank.wait(60) for rank in nodes.ranks] == [-signal.SIGKILL] * 4
+    assert [each.found_hang for each in watches] == [True, False]
+    (directory,) = hangs(nodes.directory).iterdir()
+    first, *_, last = sorted(directory.iterdir())
+    assert first.read_text().startswith("rank 0 on node1, in step 6; its process: S\n")
+    assert "in gather\n" in first.read_text()
+    assert last.read_text().startswith("rank 3 on node2, in step 6; its process: T\n")
+
+
+def test_a_read_that_does_not_end(nodes: Nodes) -> None:
+    nodes.start(1, "gather", "read")
+    (failure,) = nodes.failures()
+    assert failure.rank == 1 and failure.hang.startswith("in step 6: others wait for it, at read (ranks.py:")
+
+
+def test_a_node_that_does_not_answer(nodes: Nodes) -> None:
+    """Its torchrun, too, is stopped."""
+    nodes.start(2, "gather", "gather")
+    (failure,) = nodes.failures()
+    assert (failure.rank, failure.node, failure.hang) == (2, "node 2 of 2", "in step 6: its node does not answer")
+
+
+def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
+    nodes.start(2, "gather", "gather", "gather", "go_on")
+    time.sleep(3)
+    assert "hang" not in nodes.store.values
+
+
+def test_what_progress_is() -> None:
+    none, works = Consumption(0.0, 0), Consumption(0.5, 0)
+    reads = Consumption(0.0, 1 << 20)
+
+    def silence(*beats: Beat, moved: Consumption = none, below: Consumption = none, seconds: int = 50) -> RankProgress:
+        progress = RankProgress(60.0)
+        for beat in beats:
+            progress.see(beat, 1.0)
+        for _ in range(seconds):
+            progress.see(beats[-1], 1.0, moved, below)
+        return progress
+
+    start, step, slow = Beat(1, "start", 0, 1.0), Beat(1, "step", 1, 1.0, 2.0), Beat(1, "step", 1, 1.0, 10.0)
+    assert silence(start).silent == 50
+    assert silence(start, moved=works).silent == silence(start, moved=reads).silent == 0
+    # an accelerator that is waited for looks like work
+    assert silence(step, moved=works).silent == silence(step, moved=reads).silent == 50
+    batches = [Beat(1, "validation", 1, moment, 2.0) for moment in (2.0, 3.0, 4.0)]
+    assert [silence(step, *batches[:begun], moved=works).silent for begun in (1, 2, 3)] == [0, 0, 50]
+    assert silence(step, moved=works, below=works).silent == 0, "a compiler"
+    # how long a step takes is not known before the first one is over
+    first = Beat(1, "step", 0, 1.0)
+    assert (silence(first, moved=works).silent, silence(first).limit) == (0, 600)
+    # computing alone is not enough for ever
+    assert silence(start, moved=works, seconds=3400).silent == pytest.approx(100, abs=2)
+    assert silence(start, moved=reads, seconds=3400).silent == 0
+
+    assert [silence(step).limit, silence(slow).limit, silence(step, slow).limit] == [60, 100, 60]
+    assert silence(Beat(1, "step", 1, 1.0, 1000.0)).limit == watch.LONGEST_SECONDS
+    limits = {phase: silence(Beat(1, phase, 0, 1.0)).limit for phase in PHASES}
+    assert limits == {"start": 60, "step": 600, "validation": 600, "save": 600, "end": 600, "waiting": float("inf")}
+    assert timedelta(seconds=watch.LONGEST_SECONDS) < COLLECTIVE_TIMEOUT, "the watch speaks first"
+
+
+def stacks(frame: str) -> str:
+    function, _, place = frame.partition(" ")
+    file, _, line = place.strip("()").partition(":")
+    other = 'Thread 0x7 (most recent call first):\n  File "/a/threading.py", line 1 in wait\n\n'
+    return f'{other}Thread 0x8 (most recent call first):\n  File "/a/{file}", line {line} in {function}\n'
+
+
+def rank(number: int, frame: str = "", *, step: int = 5, process: str = "S", **begun: int) -> RankState:
+    """`begun`: of groups, the collectives; the frame's group is the one that it waits in."""
+    collectives = Collectives(begun, [])
+    if frame.startswith("all_reduce"):
+        group = list(begun)[-1]
+        collectives.waiting.append(Waiting("gloo:all_reduce", group, begun[group]))
+    return RankState(number, "node1", "step", step, process, stacks=stacks(frame), collectives=collectives)
+
+
+WAITS = "all_reduce (distributed_c10d.py:7)"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found", "why"),
+    [
+        ([rank(0, WAITS, world=9), rank(1, process="T")], 1, "its process is stopped"),
+        ([rank(0, WAITS, world=9), rank(1, process="")], 1, "its program has not begun"),
+        ([rank(0, WAITS, world=9), rank(1, "read (rows.py:3)")], 1, "others wait for it, at read (rows.py:3)"),
+        ([rank(0, "gather (ranks.py:3)"), rank(1, "f (a.py:1)")], 1, "others wait for it, at f (a.py:1)"),
+        ([rank(0, "f (a.py:1)", step=6), rank(1, "g (a.py:2)")], 1, "it does not go on, at g (a.py:2)"),
+        ([rank(0, WAITS, world=9), rank(1, process="D")], 1, "it waits for a device or volume"),
+        ([rank(0, "f (a.py:1)")], 0, "it does not go on, at f (a.py:1)"),
+        # rank 1 skipped the ninth of the world's collectives, went on, and waits in the next of another group
+        (
+            [rank(0, WAITS, tp=20, world=9), rank(1, WAITS, step=6, world=8, tp=21)],
+            1,
+            f"it has not begun a collective, gloo:all_reduce, in which others wait, at {WAITS}",
+        ),
+        ([rank(0, WAITS, world=9), rank(1, WAITS, world=9)], 0, f"all ranks wait for each other, at {WAITS}"),
+    ],
+)
+def test_whom_the_others_wait_for(ranks: Sequence[RankState], found: int, why: str) -> None:
+    which, said = suspect(ranks)
+    assert (which.rank, said.removeprefix(f"in step {which.step + 1}: ").removesuffix(", at  (:)")) == (found, why)
