@@ -1,0 +1,101 @@
+"""Ranks that torchrun forks end, and are signalled, as those that it starts."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.processes import children, descendants, is_running
+from tests.training.conftest import ENVIRONMENT
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.training
+
+TESTS = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def torchrun(directory: Path, mode: str, *preloaded: str) -> Iterator["subprocess.Popen[str]"]:
+    """torchrun with two ranks; when the block ends, none of its processes are left."""
+    attempt = directory / "attempt"
+    attempt.mkdir(parents=True)
+    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2", f"--log-dir={directory}/log"]
+    options += [f"--preload={module}" for module in preloaded]
+    # what a killed process leaves in the temporary directory is in the test's
+    paths = {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}", "TMPDIR": str(directory), "HYPERPOD_FT_ATTEMPT": str(attempt)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hyperpod_ft.job.torchrun", *options, "-m", "forked_worker", str(directory), mode],
+        env=os.environ | ENVIRONMENT | paths,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    started: set[int] = set()
+    try:
+        yield process
+        started |= {process.pid, *descendants(process.pid)}
+    finally:
+        process.kill()
+        process.communicate()
+        for number in range(2):
+            with suppress(OSError, ProcessLookupError):
+                started.add(json.loads((directory / f"rank-{number}.json").read_bytes())["server"])
+        wait_for(lambda: not any(map(is_running, started)), what="a process is left")
+
+
+def ranks(directory: Path, process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    """What the ranks found, once both have said it."""
+    paths = [directory / f"rank-{number}.json" for number in range(2)]
+    wait_for(lambda: all(path.exists() for path in paths), process=process)
+    return [json.loads(path.read_bytes()) for path in paths]
+
+
+def failure(directory: Path) -> dict[str, Any]:
+    [path] = (directory / "attempt").glob("failure-*.json")
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found
+
+
+def test_the_server_of_both_engines_has_one_thread_and_no_device_and_ranks_get_the_notice(tmp_path: Path) -> None:
+    engines = ["hyperpod_ft.engines.torch.loop", "hyperpod_ft.engines.trl.loop"]
+    with torchrun(tmp_path, "notice", *engines) as process:
+        for found in ranks(tmp_path, process):
+            assert found["threads of the server"] == 1 and not found["cuda"]
+            assert found["imported"] == ["peft", "torch", "transformers", "trl"] and found["variables"] == []
+        os.kill(found["server"], signal.SIGTERM)  # as Slurm does when a job is cancelled
+        everyone = descendants(process.pid)
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: all((tmp_path / f"noticed-{rank}").exists() for rank in range(2)), process=process)
+        assert set(everyone) == set(descendants(process.pid)), "nothing else ended"
+        process.kill()
+        wait_for(lambda: not any(map(is_running, everyone)), what="ranks outlive torchrun")
+
+
+def test_the_status_is_that_of_the_rank_that_failed_and_not_of_its_echo(tmp_path: Path) -> None:
+    with torchrun(tmp_path, "statuses", "torch") as process:
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 7 and "torchrun: rank 1 ended first, with exit status 7" in output
+    assert "Traceback" not in output
+    assert (failure(tmp_path)["rank"], failure(tmp_path)["status"]) == (1, 7)
+
+
+def test_ranks_end_with_their_server_which_is_a_crash(tmp_path: Path) -> None:
+    with torchrun(tmp_path / "killed", "waits", "torch") as process:
+        server = ranks(tmp_path / "killed", process)[0]["server"]
+        forks = children(server)
+        os.kill(server, signal.SIGKILL)
+        process.communicate(timeout=300)
+        assert not any(map(is_running, forks))
+    assert process.returncode == 255 and failure(tmp_path / "killed")["status"] == 255
+    # and the end that they are made for
+    with torchrun(tmp_path / "done", "done", "torch") as process:
+        process.communicate(timeout=300)
+    assert process.returncode == 0 and not list((tmp_path / "done" / "attempt").iterdir())
