@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
-from hyperpod_ft.job.job_host import JobHost, this_host
+from hyperpod_ft.job.job_host import MASTER_PORTS, JobHost, this_host
 from hyperpod_ft.planning.engine_rules import module_of, rules_of
 from hyperpod_ft.runs.job_files import shell_status
 from hyperpod_ft.runs.jobs import job_python
@@ -23,8 +23,6 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 
 _PRECOMPILE = "--precompile"
-# Below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes (provision/steps/limits.py).
-MASTER_PORTS = range(10_000, 20_000)
 
 
 def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precompile: bool) -> list[str]:
@@ -33,6 +31,7 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
         *(rules_of(run.config.engine).TRIAL_LAUNCHER if precompile else ()),
         *(str(job_python(run.paths)), "-m", "hyperpod_ft.job.torchrun"),
         *((f"--preload={module_of(run.config.engine)}",) if _forks_ranks(run) else ()),
+        *((f"--check={run.paths.directory}",) if checks_nodes(run) else ()),
         *rendezvous,
         f"--node-rank={node_rank}",
         # torchrun makes a directory for its ranks' error files and never removes it: in the run, not in /tmp
@@ -40,6 +39,11 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
         *("-m", "hyperpod_ft.stages.train", str(run.paths.directory)),
     ]
     return [*command, "--trial"] if precompile else command
+
+
+def checks_nodes(run: Run) -> bool:
+    """Whether nodes are checked before each attempt (health.py)."""
+    return run.config.instance.has_accelerators or run.plan.degrees.nodes > 1
 
 
 def _forks_ranks(run: Run) -> bool:
@@ -92,7 +96,7 @@ def main() -> None:
 
 def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
     run = Run.open(directory)
-    if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
+    if checks_nodes(run):
         check = [str(job_python(run.paths)), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(shell_status(status))

@@ -1,8 +1,9 @@
 """torchrun, but it exits with the status of the rank that failed first, not always with 1, and reports that rank.
 
-    python -m hyperpod_ft.job.torchrun [torchrun's options] [--preload MODULE ...] -m MODULE ARGUMENT...
+    python -m hyperpod_ft.job.torchrun [torchrun's options] [--preload MODULE] [--check RUN_DIR] -m MODULE ARGUMENT...
 
-With `--preload`, the ranks are forks of a process that has imported these modules and MODULE (forked_ranks.py).
+With `--preload`, the ranks are forks of a process that has imported that module and MODULE (forked_ranks.py). When a
+rank has failed, it starts them again if the supervisor says so (words.py), with `--check` after a look at the node.
 SIGUSR1, the notice of the time limit, is forwarded to the ranks only: torchrun itself would kill them half a minute
 after a signal, and a checkpoint of a large model may take longer.
 """
@@ -17,30 +18,57 @@ from types import FrameType
 
 from hyperpod_ft.gc_pause import pause_collection, resume_collection
 from hyperpod_ft.job import forked_ranks
+from hyperpod_ft.job.job_host import port_after
 from hyperpod_ft.job.recovery import report_failure
+from hyperpod_ft.job.words import Words
 from hyperpod_ft.processes import children, signal_all
-from hyperpod_ft.runs.job_files import NOTICE, shell_status
+from hyperpod_ft.runs.job_files import ATTEMPTS_BEFORE, NOTICE, shell_status
 
 
 def main() -> int:
     """Run torchrun with this command line; returns its exit status as a shell would give it."""
-    preloaded, arguments = _preloaded(sys.argv[1:])
-    signal.signal(NOTICE, _forward_to_forks if preloaded else _forward)
-    if preloaded:
-        forked_ranks.start_server(preloaded)
+    own, arguments = _options(sys.argv[1:])
+    signal.signal(NOTICE, _forward_to_forks if own.preload else _forward)
+    if own.preload:
+        forked_ranks.start_server(_modules(own, arguments))
+    words = Words()
     pause_collection()
-    # after the handler: importing torch takes seconds, during which a signal would end this process
-    from torch.distributed import run  # noqa: PLC0415
+    # after the handlers: importing torch takes seconds, during which a signal would end this process
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
-    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
 
     resume_collection()
     # how a rank ended is one line; where torch noticed that is not worth a traceback
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
+    attempt = 0
+    while True:
+        try:
+            with words.interrupting(lambda: SignalException("the attempt is over", signal.SIGKILL)):
+                status, reported = _attempt(own, arguments, attempt)
+        except SignalException as stopped:
+            status, reported = 128 + int(stopped.sigval), stopped.sigval == signal.SIGKILL
+        # torch has replaced them; and it would not notice them while it waits for other nodes
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        attempt = words.next_attempt() if reported else 0
+        if not attempt:
+            return status
+        os.environ[ATTEMPTS_BEFORE] = str(attempt)
+        if own.check and (status := _check(own.check)):
+            return status
+
+
+def _attempt(own: argparse.Namespace, arguments: list[str], number: int) -> tuple[int, bool]:
+    """Run the ranks once; returns the exit status, and whether the failure of a rank was reported."""
+    from torch.distributed import run  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
+
     options = run.parse_args(arguments)
+    if options.master_port:  # else a free port is taken
+        options.master_port = port_after(int(options.master_port), number)
     config, program, its_arguments = run.config_from_args(options)
-    if preloaded:
+    if own.preload:
+        forked_ranks.start_server(_modules(own, arguments))  # again, if it was killed
         config.start_method = "forkserver"
         program, its_arguments = forked_ranks.run_rank, [options.training_script, *options.training_script_args]
     try:
@@ -50,19 +78,26 @@ def main() -> int:
         status = shell_status(failure.exitcode)
         report_failure(rank, status, failure.timestamp)
         print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
-        return status
-    except SignalException as stopped:
-        return 128 + int(stopped.sigval)
-    return 0
+        return status, True
+    return 0, False
 
 
-def _preloaded(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The modules to preload, MODULE included, and the other arguments."""
+def _check(run_directory: str) -> int:
+    from hyperpod_ft.job import health  # noqa: PLC0415 - before the first attempt, node.py does it
+
+    return health.main([run_directory])
+
+
+def _options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of this program, and torchrun's arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--preload", action="append", default=[])
-    known, others = parser.parse_known_args(arguments)
-    modules = [others[others.index("-m") + 1]] if known.preload else []
-    return [*modules, *known.preload], others
+    parser.add_argument("--preload", default="")
+    parser.add_argument("--check", default="")
+    return parser.parse_known_args(arguments)
+
+
+def _modules(own: argparse.Namespace, arguments: list[str]) -> list[str]:
+    return [own.preload, arguments[arguments.index("-m") + 1]]
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -34,6 +34,8 @@ def run() -> int:
             time.sleep(0.01)
         (directory / f"noticed-{rank}").touch()
     elif mode == "statuses":
+        while len(list(directory.glob("rank-*.json"))) < 2:
+            time.sleep(0.01)
         return 1 if rank == "0" else 7
     elif mode == "done":
         return 0

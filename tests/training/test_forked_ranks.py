@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft.job import words
 from hyperpod_ft.processes import children, descendants, is_running
 from tests.training.conftest import ENVIRONMENT
 from tests.waiting import wait_for
@@ -23,7 +25,7 @@ TESTS = Path(__file__).parent
 
 
 @contextlib.contextmanager
-def torchrun(directory: Path, mode: str, *preloaded: str) -> Iterator["subprocess.Popen[str]"]:
+def torchrun(directory: Path, mode: str, *preloaded: str) -> Iterator["subprocess.Popen[bytes]"]:
     """torchrun with two ranks; when the block ends, none of its processes are left."""
     attempt = directory / "attempt"
     attempt.mkdir(parents=True)
@@ -31,27 +33,30 @@ def torchrun(directory: Path, mode: str, *preloaded: str) -> Iterator["subproces
     options += [f"--preload={module}" for module in preloaded]
     # what a killed process leaves in the temporary directory is in the test's
     paths = {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}", "TMPDIR": str(directory), "HYPERPOD_FT_ATTEMPT": str(attempt)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hyperpod_ft.job.torchrun", *options, "-m", "forked_worker", str(directory), mode],
-        env=os.environ | ENVIRONMENT | paths,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    paths |= {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}
+    with (directory / "output").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hyperpod_ft.job.torchrun", *options, "-m", "forked_worker", str(directory), mode],
+            env=os.environ | ENVIRONMENT | paths,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     started: set[int] = set()
     try:
         yield process
         started |= {process.pid, *descendants(process.pid)}
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        words.leave(process)
         for number in range(2):
             with suppress(OSError, ProcessLookupError):
                 started.add(json.loads((directory / f"rank-{number}.json").read_bytes())["server"])
         wait_for(lambda: not any(map(is_running, started)), what="a process is left")
 
 
-def ranks(directory: Path, process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+def ranks(directory: Path, process: "subprocess.Popen[bytes]") -> list[dict[str, Any]]:
     """What the ranks found, once both have said it."""
     paths = [directory / f"rank-{number}.json" for number in range(2)]
     wait_for(lambda: all(path.exists() for path in paths), process=process)
@@ -80,11 +85,40 @@ def test_the_server_of_both_engines_has_one_thread_and_no_device_and_ranks_get_t
 
 
 def test_the_status_is_that_of_the_rank_that_failed_and_not_of_its_echo(tmp_path: Path) -> None:
+    """And it starts them again when it is told to, from the same server."""
     with torchrun(tmp_path, "statuses", "torch") as process:
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode == 7 and "torchrun: rank 1 ended first, with exit status 7" in output
+        reports = tmp_path / "attempt"
+        first = ranks(tmp_path, process)
+        wait_for((reports / "failure-0-node1.json").exists, process=process)
+        words.say(process, words.END)
+        words.say(process, words.begin(1))
+        wait_for((reports / "failure-1-node1.json").exists, process=process)
+        assert {found["server"] for found in [*first, *ranks(tmp_path, process)]} == {first[0]["server"]}
+        words.leave(process)
+        assert process.wait(300) == 7
+    output = (tmp_path / "output").read_text()
+    assert output.count("torchrun: rank 1 ended first, with exit status 7") == 2
     assert "Traceback" not in output
-    assert (failure(tmp_path)["rank"], failure(tmp_path)["status"]) == (1, 7)
+    for report in reports.iterdir():
+        found = json.loads(report.read_bytes())
+        assert (found["rank"], found["status"]) == (1, 7)
+
+
+def test_ranks_are_ended_for_those_of_another_node(tmp_path: Path) -> None:
+    with torchrun(tmp_path, "waits", "torch") as process:
+        server = ranks(tmp_path, process)[0]["server"]
+        before = children(server)
+        words.say(process, words.END)
+        wait_for(lambda: not any(map(is_running, before)), process=process)
+        time.sleep(0.1)
+        words.say(process, words.begin(1))
+        wait_for(lambda: len(children(server)) == 2, process=process)
+        words.leave(process)
+        time.sleep(0.1)
+        assert len(children(server)) == 2, "only those end that have failed"
+        process.terminate()
+        assert process.wait(300) == 143
+    assert not list((tmp_path / "attempt").iterdir())
 
 
 def test_ranks_end_with_their_server_which_is_a_crash(tmp_path: Path) -> None:
@@ -92,10 +126,11 @@ def test_ranks_end_with_their_server_which_is_a_crash(tmp_path: Path) -> None:
         server = ranks(tmp_path / "killed", process)[0]["server"]
         forks = children(server)
         os.kill(server, signal.SIGKILL)
-        process.communicate(timeout=300)
+        words.leave(process)
+        assert process.wait(300) == 255
         assert not any(map(is_running, forks))
-    assert process.returncode == 255 and failure(tmp_path / "killed")["status"] == 255
+    assert failure(tmp_path / "killed")["status"] == 255
     # and the end that they are made for
     with torchrun(tmp_path / "done", "done", "torch") as process:
-        process.communicate(timeout=300)
-    assert process.returncode == 0 and not list((tmp_path / "done" / "attempt").iterdir())
+        assert process.wait(300) == 0
+    assert not list((tmp_path / "done" / "attempt").iterdir())

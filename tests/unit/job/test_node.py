@@ -11,8 +11,8 @@ import pytest
 from provision.steps import limits
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_host import this_host
-from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous, torchrun_command
+from hyperpod_ft.job.job_host import MASTER_PORTS, this_host
+from hyperpod_ft.job.node import main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.job_files import PYTHON
 from hyperpod_ft.runs.run import Run
