@@ -146,15 +146,15 @@ def _print(lines: Sequence[str]) -> int:
     return EXIT_USER_ERROR if lines else 0
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Run the command line; returns the exit status."""
     try:
-        if len(arguments) != 1:
+        if len(sys.argv) != 2:
             raise UserError("usage: python -m hyperpod_ft.job.health RUN_DIR")
-        return check(Run.open(Path(arguments[0])))
+        return check(Run.open(Path(sys.argv[1])))
     except UserError as error:
         return _print([f"{this_host().name}: {error}"])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,6 +9,7 @@ With `--precompile` the ranks run a trial (stage precompile), with engine neuron
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 import zlib
@@ -31,7 +32,7 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
         *(rules_of(run.config.engine).TRIAL_LAUNCHER if precompile else ()),
         *(str(job_python(run.paths)), "-m", "hyperpod_ft.job.torchrun"),
         *((f"--preload={module_of(run.config.engine)}",) if _forks_ranks(run) else ()),
-        *((f"--check={run.paths.directory}",) if checks_nodes(run) else ()),
+        *((f"--check={shlex.join(check)}",) if (check := _check_command(run)) else ()),
         *rendezvous,
         f"--node-rank={node_rank}",
         # torchrun makes a directory for its ranks' error files and never removes it: in the run, not in /tmp
@@ -41,9 +42,11 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     return [*command, "--trial"] if precompile else command
 
 
-def checks_nodes(run: Run) -> bool:
-    """Whether nodes are checked before each attempt (health.py)."""
-    return run.config.instance.has_accelerators or run.plan.degrees.nodes > 1
+def _check_command(run: Run) -> list[str]:
+    """What checks this node before each attempt; empty where nothing is checked."""
+    if not run.config.instance.has_accelerators and run.plan.degrees.nodes == 1:
+        return []
+    return [str(job_python(run.paths)), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
 
 
 def _forks_ranks(run: Run) -> bool:
@@ -96,10 +99,8 @@ def main() -> None:
 
 def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
     run = Run.open(directory)
-    if checks_nodes(run):
-        check = [str(job_python(run.paths)), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
-        if status := subprocess.run(check, check=False).returncode:
-            sys.exit(shell_status(status))
+    if (check := _check_command(run)) and (status := subprocess.run(check, check=False).returncode):
+        sys.exit(shell_status(status))
     try:
         meeting = rendezvous(run, host)
     except UserError as error:

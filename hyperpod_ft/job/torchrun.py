@@ -1,9 +1,9 @@
 """torchrun, but it exits with the status of the rank that failed first, not always with 1, and reports that rank.
 
-    python -m hyperpod_ft.job.torchrun [torchrun's options] [--preload MODULE] [--check RUN_DIR] -m MODULE ARGUMENT...
+    python -m hyperpod_ft.job.torchrun [torchrun's options] [--preload MODULE] [--check COMMAND] -m MODULE ARGUMENT...
 
 With `--preload`, the ranks are forks of a process that has imported that module and MODULE (forked_ranks.py). When a
-rank has failed, it starts them again if the supervisor says so (words.py), with `--check` after a look at the node.
+rank has failed, it starts them again if the supervisor says so (words.py), and if COMMAND then ends with status 0.
 SIGUSR1, the notice of the time limit, is forwarded to the ranks only: torchrun itself would kill them half a minute
 after a signal, and a checkpoint of a large model may take longer.
 """
@@ -11,7 +11,9 @@ after a signal, and a checkpoint of a large model may take longer.
 import argparse
 import logging
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from types import FrameType
@@ -53,8 +55,8 @@ def main() -> int:
         if not attempt:
             return status
         os.environ[ATTEMPTS_BEFORE] = str(attempt)
-        if own.check and (status := _check(own.check)):
-            return status
+        if own.check and (status := subprocess.run(shlex.split(own.check), check=False).returncode):
+            return shell_status(status)
 
 
 def _attempt(own: argparse.Namespace, arguments: list[str], number: int) -> tuple[int, bool]:
@@ -80,12 +82,6 @@ def _attempt(own: argparse.Namespace, arguments: list[str], number: int) -> tupl
         print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
         return status, True
     return 0, False
-
-
-def _check(run_directory: str) -> int:
-    from hyperpod_ft.job import health  # noqa: PLC0415 - before the first attempt, node.py does it
-
-    return health.main([run_directory])
 
 
 def _options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -239,6 +239,7 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     directory = head.status()["directory"]
     run = Run.open(Path(directory))
     head.wait(lambda: len(metrics(directory)) >= 6, every=0.05)
+    programs = launchers_of(directory)
     os.kill(ranks_of(directory)[0], signal.SIGKILL)
     head.wait(lambda: run.paths.restarts_path("train").exists())
     training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
@@ -247,6 +248,7 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     assert "restart 1 of 3 (rank " in head("status")
 
     head.wait(lambda: metrics(directory)[-1]["step"] >= 12 and ranks_of(directory), every=0.05)
+    assert launchers_of(directory) == programs, "srun and all else but the rank has stayed"
     head.slurm("scancel", "--batch", "--signal=USR1", training["job_id"])
     head.wait(lambda: run.journal.is_done("consolidate"))
     states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
@@ -270,6 +272,18 @@ def processes_of(directory: str) -> list[Path]:
         with contextlib.suppress(OSError):
             if (process / "cwd").readlink() == Path(directory):
                 found.append(process)
+    return found
+
+
+def launchers_of(directory: str) -> set[int]:
+    """What starts the ranks of a run: srun, torchrun, and the process that they are forked from."""
+    found = set()
+    for process in processes_of(directory):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            starts = b"hyperpod_ft.job." in command and not (process / "comm").read_text().startswith("rank ")
+            if starts and b"hyperpod_ft.job.health" not in command:
+                found.add(int(process.name))
     return found
 
 
