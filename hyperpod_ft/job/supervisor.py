@@ -240,6 +240,8 @@ def _wait(
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
             looked_at = now
             recorded_at = now if journal.is_done(stage) else 0.0
+            if recorded_at:
+                words.leave(child)
         if recorded_at and now - recorded_at > _GRACE_SECONDS:
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
             end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job

@@ -9,6 +9,7 @@ after a signal, and a checkpoint of a large model may take longer.
 """
 
 import argparse
+import gc
 import logging
 import os
 import shlex
@@ -45,13 +46,14 @@ def main() -> int:
     while True:
         try:
             with words.interrupting(lambda: SignalException("the attempt is over", signal.SIGKILL)):
-                status, reported = _attempt(own, arguments, attempt)
+                status, waits = _attempt(own, arguments, attempt)
         except SignalException as stopped:
-            status, reported = 128 + int(stopped.sigval), stopped.sigval == signal.SIGKILL
+            status, waits = 128 + int(stopped.sigval), stopped.sigval == signal.SIGKILL
+        gc.collect()  # with its store, for which torchrun on another node may wait
         # torch has replaced them; and it would not notice them while it waits for other nodes
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
-        attempt = words.next_attempt() if reported else 0
+        attempt = words.next_attempt() if waits else 0
         if not attempt:
             return status
         os.environ[ATTEMPTS_BEFORE] = str(attempt)
@@ -60,7 +62,7 @@ def main() -> int:
 
 
 def _attempt(own: argparse.Namespace, arguments: list[str], number: int) -> tuple[int, bool]:
-    """Run the ranks once; returns the exit status, and whether the failure of a rank was reported."""
+    """Run the ranks once; returns the exit status, and whether it may have to run them again."""
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
@@ -81,7 +83,7 @@ def _attempt(own: argparse.Namespace, arguments: list[str], number: int) -> tupl
         report_failure(rank, status, failure.timestamp)
         print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
         return status, True
-    return 0, False
+    return 0, config.max_nodes > 1
 
 
 def _options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -2,8 +2,9 @@
 
 srun copies its own standard input to the programs of all nodes. A program whose rank has failed has reported it, and
 waits for an answer: `end` first, as soon as the supervisor knows, then `begin N` for the next attempt, of which N is
-the number in this job step. Every other program ends its ranks at `end`. Without an answer within some seconds, or at
-the end of the input, the program ends, and with it the step; so it does where nobody can speak to it.
+the number in this job step. Every other program ends its ranks at `end`; one whose ranks are done waits as well, since
+those of another node may fail yet. Without an answer within some seconds, or at the end of the input, the program ends,
+and with it the step; so it does where nobody can speak to it.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 END, _BEGIN = "end", "begin "
 # From a report to `end`. The supervisor takes two; a report may be seen late on a volume that caches listings.
-_ANSWER_SECONDS = 5
+_ANSWER_SECONDS = 10
 
 
 class Words:
@@ -43,11 +44,12 @@ class Words:
 
     def _listen(self) -> None:
         heard = b""
-        while data := os.read(0, 256):
-            *lines, heard = (heard + data).split(b"\n")
-            for line in lines:
-                self._heard.put(line.decode())
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+        with contextlib.suppress(OSError):  # there may be no standard input
+            while data := os.read(0, 256):
+                *lines, heard = (heard + data).split(b"\n")
+                for line in lines:
+                    self._heard.put(line.decode())
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
         self._heard.put(None)
 
     def next_attempt(self) -> int:

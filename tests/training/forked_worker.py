@@ -39,5 +39,11 @@ def run() -> int:
         return 1 if rank == "0" else 7
     elif mode == "done":
         return 0
+    elif mode == "rank 0 fails once":
+        if rank == "1" or (directory / "failed").exists():
+            print("again" if (directory / "failed").exists() else "done", flush=True)
+            return 0
+        (directory / "failed").touch()
+        return 7
     time.sleep(300)
     return 0

@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.job import words
+from hyperpod_ft.job.job_host import MASTER_PORTS
 from hyperpod_ft.processes import children, descendants, is_running
 from tests.training.conftest import ENVIRONMENT
 from tests.waiting import wait_for
@@ -22,14 +24,17 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.training
 
 TESTS = Path(__file__).parent
+ALONE = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2")
 
 
 @contextlib.contextmanager
-def torchrun(directory: Path, mode: str, *preloaded: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """torchrun with two ranks; when the block ends, none of its processes are left."""
+def torchrun(
+    directory: Path, mode: str, *preloaded: str, meeting: Sequence[str] = ALONE
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """torchrun, as a rule with two ranks; when the block ends, none of its processes are left."""
     attempt = directory / "attempt"
     attempt.mkdir(parents=True)
-    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2", f"--log-dir={directory}/log"]
+    options = [*meeting, f"--log-dir={directory}/log"]
     options += [f"--preload={module}" for module in preloaded]
     # what a killed process leaves in the temporary directory is in the test's
     paths = {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}", "TMPDIR": str(directory), "HYPERPOD_FT_ATTEMPT": str(attempt)}
@@ -134,3 +139,25 @@ def test_ranks_end_with_their_server_which_is_a_crash(tmp_path: Path) -> None:
     with torchrun(tmp_path / "done", "done", "torch") as process:
         assert process.wait(300) == 0
     assert not list((tmp_path / "done" / "attempt").iterdir())
+
+
+def test_a_node_whose_ranks_are_done_begins_again_with_the_others(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = MASTER_PORTS[probe.getsockname()[1] % len(MASTER_PORTS)]
+    meeting = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    with contextlib.ExitStack() as nodes:
+        both = [
+            nodes.enter_context(
+                torchrun(tmp_path / str(node), "rank 0 fails once", "torch", meeting=[*meeting, f"--node-rank={node}"])
+            )
+            for node in range(2)
+        ]
+        wait_for((tmp_path / "0" / "attempt" / "failure-0-node1.json").exists, process=both[0])
+        for word in (words.END, words.begin(1)):
+            for node in both:
+                words.say(node, word)
+        wait_for(lambda: "again" in (tmp_path / "0" / "output").read_text(), process=both[0])
+        for node in both:
+            words.leave(node)
+        assert [node.wait(300) for node in both] == [0, 0]
+    assert failure(tmp_path / "0")["status"] == 7 and not list((tmp_path / "1" / "attempt").iterdir())
