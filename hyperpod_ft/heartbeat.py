@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-# Set by the watch: its process, a colon, and the descriptors of the files, by local rank.
-_FILES = "HYPERPOD_FT_HEARTBEATS"
+# Set in ranks by the watch: its process, a colon, and the descriptors of the files, by local rank.
+FILES = "HYPERPOD_FT_HEARTBEATS"
 ASK = signal.SIGUSR2
 _ANSWER_SECONDS = 0.5
 _TEXT = 4096
@@ -73,7 +73,7 @@ _own = _Own()
 
 def begin() -> None:
     """Begin to beat, if this rank is watched."""
-    if not (files := os.environ.get(_FILES)):
+    if not (files := os.environ.get(FILES)):
         return
     watch, _, descriptors = files.partition(":")
     descriptor = os.open(f"/proc/{watch}/fd/{descriptors.split(',')[int(os.environ['LOCAL_RANK'])]}", os.O_RDWR)
@@ -160,4 +160,4 @@ class WatchedRank:
 
 def let_beat(ranks: list[WatchedRank]) -> None:
     """Have the ranks that this process starts beat; `ranks`: by local rank."""
-    os.environ[_FILES] = f"{os.getpid()}:{','.join(str(rank.descriptor) for rank in ranks)}"
+    os.environ[FILES] = f"{os.getpid()}:{','.join(str(rank.descriptor) for rank in ranks)}"

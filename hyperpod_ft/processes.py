@@ -42,6 +42,11 @@ class ProcessIdentity:
 def become_subreaper(name: str) -> None:
     """Adopt every orphaned descendant. `name`: for ps and pkill, so that `pkill python` does not match."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    name_process(name)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name for ps, top and pkill, of at most 15 characters."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 

@@ -13,7 +13,7 @@ _COMMON: dict[str, Any] = {
     "engine": "torch",
     "env": {"python": "current"},
     "model": {"source": "example:tiny-llama"},
-    "dataset": {"source": "example:qa", "format": "dolly", "max_length": 128, "validation_share": 0.05},
+    "dataset": {"source": "example:qa", "format": "dolly", "max_length": 192, "validation_share": 0.05},
     "parallelism": {"ranks_per_node": 1, "tensor_parallel": 1},
     "generate": {
         "max_new_tokens": 4,

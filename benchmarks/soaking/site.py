@@ -23,6 +23,7 @@ _ROLES = (
     ("hyperpod_ft.job.torchrun", "torchrun"),
     ("hyperpod_ft.job.health", "health check"),
     ("hyperpod_ft.job.node", "node program"),
+    ("hyperpod_ft.job.fork_server", "fork server"),
     ("hyperpod_ft.stages.train", "rank"),
     ("hyperpod_ft.stages.", "stage"),
     ("slurm_script", "script"),
@@ -189,6 +190,8 @@ def _process(pid: int, stages: dict[str, str]) -> Process | None:
         return Process(pid, "slurmstepd", stage)
     if name in ("srun", "squeue", "scontrol"):
         return Process(pid, "srun" if name == "srun" else "Slurm's clients", stage)
+    if name.startswith("rank "):  # a fork: its command line is that of the fork server
+        return Process(pid, "rank", stage)
     role = next((role for text, role in _ROLES if text in words), "")
     return Process(pid, role or "others", stage, "" if role else words[:80])
 

@@ -96,18 +96,18 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
     return found
 
 
-def _gather(directory: Path, step: int, nodes: int) -> list[NodeReport]:
+def _gather(directory: Path, attempt: int, nodes: int) -> list[NodeReport]:
     """The reports of all nodes, in their order; fewer when some do not arrive in time."""
     deadline = time.monotonic() + _REPORT_SECONDS
     while True:
-        paths = [path for number in range(nodes) if (path := _report_path(directory, step, number)).exists()]
+        paths = [path for number in range(nodes) if (path := _report_path(directory, attempt, number)).exists()]
         if len(paths) == nodes or time.monotonic() > deadline:
             return [_REPORT.validate_json(path.read_bytes()) for path in paths]
         time.sleep(0.05)
 
 
-def _report_path(directory: Path, step: int, node_number: int) -> Path:
-    return directory / f"node-{step}-{node_number}.json"
+def _report_path(directory: Path, attempt: int, node_number: int) -> Path:
+    return directory / f"node-{attempt}-{node_number}.json"
 
 
 def check(run: Run) -> int:
@@ -122,12 +122,12 @@ def check(run: Run) -> int:
     if not directory.is_dir():  # another volume, or none, is mounted where the first node has the shared one
         return _print([f"{report.node}: does not see {directory}; {host.replacement(report.node)}"])
     try:
-        publish.write_json(_report_path(directory, host.step_number, host.number), asdict(report))
+        publish.write_json(_report_path(directory, host.attempt, host.number), asdict(report))
     except OSError as error:
         return _print([f"{host.name}: cannot write to {directory}: {error.strerror}; {host.replacement(host.name)}"])
     if host.number:
         return 0
-    reports = _gather(directory, host.step_number, host.nodes)
+    reports = _gather(directory, host.attempt, host.nodes)
     if found := problems(reports, instance, host.replacement):
         report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)

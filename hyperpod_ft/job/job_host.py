@@ -14,6 +14,10 @@ from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.launch.slurm.site import HYPERPOD
 from hyperpod_ft.runs import job_files
 
+# For the rendezvous of ranks, below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes
+# (provision/steps/limits.py).
+MASTER_PORTS = range(10_000, 20_000)
+_ATTEMPTS_IN_A_STEP = 1000  # and more than that
 ContinuedBy = Literal["Slurm", "next job", "nothing"]
 
 
@@ -24,7 +28,7 @@ class JobHost:
     name: str
     number: int = 0  # among the hosts of the job, from 0
     nodes: int = 1
-    step_number: int = 0  # of the job step; of a training job, of the attempt
+    attempt: int = 0  # grows with every attempt of the job: with its job steps, and with the attempts in one
 
     continued_by: ClassVar[ContinuedBy] = "nothing"  # what continues the work after the job's time limit
     # Whether no one but the job's first process is signalled. Slurm sends SIGTERM to every process of a job.
@@ -39,7 +43,7 @@ class JobHost:
     @property
     def attempt_number(self) -> int:
         """The same on all hosts of an attempt, and another one for each attempt."""
-        return self.step_number
+        return self.attempt
 
     def meeting_place(self) -> str:
         """The address at which the hosts meet; empty for a machine alone. Raises UserError where Slurm gives none."""
@@ -83,7 +87,7 @@ class SlurmHost(JobHost):
 
     @property
     def attempt_number(self) -> int:
-        return 101 * int(self.job_id) + 13 * self.restarts + self.step_number
+        return 101 * int(self.job_id) + 13 * self.restarts + self.attempt
 
     def meeting_place(self) -> str:
         """Slurm is asked in every step for the first node: one that HyperPod has replaced has another address."""
@@ -132,6 +136,11 @@ class TrainingJobHost(JobHost):
         return "have SageMaker start the job on other instances: hyperpod-ft resume"
 
 
+def port_after(port: int, attempts: int) -> int:
+    """The port of an attempt, from that of the first one of its job step."""
+    return MASTER_PORTS[(port - MASTER_PORTS.start + attempts) % len(MASTER_PORTS)]
+
+
 def replacement_on_slurm(node: str) -> str:
     """How a job gets another node: HyperPod's replacement, or keeping Slurm from using this one."""
     if HYPERPOD.is_dir():
@@ -141,13 +150,14 @@ def replacement_on_slurm(node: str) -> str:
 
 def this_host(environment: Mapping[str, str] = os.environ) -> JobHost:
     """The host that this process runs on, and its place in the job that it belongs to."""
+    before = int(environment.get(job_files.ATTEMPTS_BEFORE, "0"))
     if hosts := tuple(environment.get(job_files.HOSTS, "").split()):
         number = int(environment[job_files.HOST_NUMBER])
         return TrainingJobHost(
             name=hosts[number],
             number=number,
             nodes=len(hosts),
-            step_number=int(environment.get(job_files.ATTEMPT_NUMBER, "0")),
+            attempt=int(environment.get(job_files.ATTEMPT_NUMBER, "0")) + before,
             hosts=hosts,
             max_runtime=int(environment[job_files.MAX_RUNTIME]),
             program=environment.get(job_files.ON_EVERY_HOST, ""),
@@ -157,9 +167,9 @@ def this_host(environment: Mapping[str, str] = os.environ) -> JobHost:
             name=environment.get("SLURMD_NODENAME") or os.uname().nodename,
             number=int(environment.get("SLURM_NODEID", "0")),
             nodes=int(environment.get("SLURM_NNODES", "1")),
-            step_number=int(environment.get("SLURM_STEP_ID", "0")),
+            attempt=_ATTEMPTS_IN_A_STEP * int(environment.get("SLURM_STEP_ID", "0")) + before,
             job_id=job_id,
             restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
             node_list=environment.get("SLURM_JOB_NODELIST", ""),
         )
-    return JobHost(os.uname().nodename)
+    return JobHost(os.uname().nodename, attempt=before)

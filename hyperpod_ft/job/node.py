@@ -9,22 +9,21 @@ With `--precompile` the ranks run a trial (stage precompile), with engine neuron
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 import zlib
 from pathlib import Path
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
-from hyperpod_ft.job.job_host import JobHost, this_host
-from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.job.job_host import MASTER_PORTS, JobHost, this_host
+from hyperpod_ft.planning.engine_rules import module_of, rules_of
 from hyperpod_ft.runs.job_files import shell_status
 from hyperpod_ft.runs.jobs import job_python
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 
 _PRECOMPILE = "--precompile"
-# Below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes (provision/steps/limits.py).
-MASTER_PORTS = range(10_000, 20_000)
 
 
 def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precompile: bool) -> list[str]:
@@ -32,6 +31,8 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     command = [
         *(rules_of(run.config.engine).TRIAL_LAUNCHER if precompile else ()),
         *(str(job_python(run.paths)), "-m", "hyperpod_ft.job.torchrun"),
+        *((f"--preload={module_of(run.config.engine)}",) if _forks_ranks(run) else ()),
+        *((f"--check={shlex.join(check)}",) if (check := _check_command(run)) else ()),
         *rendezvous,
         f"--node-rank={node_rank}",
         # torchrun makes a directory for its ranks' error files and never removes it: in the run, not in /tmp
@@ -41,11 +42,24 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     return [*command, "--trial"] if precompile else command
 
 
+def _check_command(run: Run) -> list[str]:
+    """What checks this node before each attempt; empty where nothing is checked."""
+    if not run.config.instance.has_accelerators and run.plan.degrees.nodes == 1:
+        return []
+    return [str(job_python(run.paths)), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
+
+
+def _forks_ranks(run: Run) -> bool:
+    """Whether ranks are forks. Neuron's runtime, torch_xla and macOS's libraries do not promise to work in them."""
+    return not run.config.instance.is_neuron and sys.platform == "linux"
+
+
 def rendezvous(run: Run, host: JobHost) -> list[str]:
     """torchrun's options for the number of ranks and the place where its nodes meet."""
     degrees = run.plan.degrees
     if not (first := host.meeting_place()):
-        return ["--standalone", f"--nproc-per-node={degrees.world_size}"]
+        # a free port, what `--standalone` stands for
+        return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--nproc-per-node={degrees.world_size}"]
     return [
         f"--nnodes={degrees.nodes}",
         f"--nproc-per-node={degrees.ranks_per_node}",
@@ -85,10 +99,8 @@ def main() -> None:
 
 def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
     run = Run.open(directory)
-    if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
-        check = [str(job_python(run.paths)), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
-        if status := subprocess.run(check, check=False).returncode:
-            sys.exit(shell_status(status))
+    if (check := _check_command(run)) and (status := subprocess.run(check, check=False).returncode):
+        sys.exit(shell_status(status))
     try:
         meeting = rendezvous(run, host)
     except UserError as error:

@@ -35,20 +35,20 @@ def report_failure(rank: int | None, status: int, moment: float, hang: str = "",
         failure = NodeFailure(node or host.name, rank, status, moment, hang)
         # an error about a full volume must not be hidden by this one
         with contextlib.suppress(OSError):
-            publish.write_json(Path(directory) / f"failure-{host.step_number}-{host.name}.json", asdict(failure))
+            publish.write_json(Path(directory) / f"failure-{host.attempt}-{host.name}.json", asdict(failure))
 
 
 def failures(directory: Path) -> tuple[NodeFailure, ...]:
-    """The failures in an attempt, of its last job step if HyperPod's plugin started several.
+    """The failures in an attempt; in the last one, if HyperPod's plugin started the job step again.
 
     Damaged files are ignored.
     """
-    steps: dict[int, list[NodeFailure]] = {}
+    attempts: dict[int, list[NodeFailure]] = {}
     for path in directory.glob("failure-*-*.json"):
         with contextlib.suppress(OSError, ValidationError):
             failure = _NODE_FAILURE.validate_json(path.read_bytes())
-            steps.setdefault(int(path.name.split("-")[1]), []).append(failure)
-    return tuple(steps[max(steps)]) if steps else ()
+            attempts.setdefault(int(path.name.split("-")[1]), []).append(failure)
+    return tuple(attempts[max(attempts)]) if attempts else ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,20 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, continued
     message = f"{attempt.reason}; restart {number} of {allowed}"
     requeue = (first is None or attempt.left) and continued_by == "Slurm"
     return Decision("requeue" if requeue else "retry", message=message, number=number)
+
+
+def can_restart(failures: Sequence[NodeFailure], earlier: Sequence[Attempt], checkpoint: int) -> bool:
+    """Whether a job step whose ranks have failed may start them again.
+
+    `earlier` as for `decide`; `checkpoint`: the step of the newest. Otherwise the job step ends, and all is started
+    anew. So it is after a second crash without a new checkpoint: HyperPod's plugin then looks at the nodes, and may
+    replace one; and after a hang, since what hangs may not end.
+    """
+    decided = {EXIT_USER_ERROR, NOTICE_STATUS, TERMINATED_STATUS}
+    if any(failure.rank is None or failure.hang or failure.status in decided for failure in failures):
+        return False
+    crashes = [restart for restart in earlier if restart.cause == "crash"]
+    return not (crashes and crashes[-1].checkpoint == checkpoint)
 
 
 def _after_notice(attempt: Attempt, continued_by: ContinuedBy) -> Decision:

@@ -25,7 +25,7 @@ from typing import Literal
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
-from hyperpod_ft.job import recovery
+from hyperpod_ft.job import recovery, words
 from hyperpod_ft.job.job_host import JobHost, this_host
 from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
@@ -43,11 +43,13 @@ from hyperpod_ft.runs.run import Run
 
 _POLL_SECONDS = 0.1
 _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
+_REPORT_POLL_SECONDS = 0.2  # files there that one process looks for
 # How long the command may take to end once the record is written; then again between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 10
 _TERMINATION_SECONDS = 5
 _REQUEUE_WAIT_SECONDS = 120
-# How much later than the command this process may get a signal; the second when SIGTERM seems to have ended it.
+# How much later than the command, or than the first report of a failure, this process may get a signal; the second when
+# SIGTERM seems to have ended the command.
 _SIGNAL_DELIVERY_SECONDS = 1
 _TERMINATION_DELIVERY_SECONDS = 10
 _REPEAT_NOTICE_SECONDS = 3  # ranks that had not started yet missed the first notice
@@ -62,6 +64,7 @@ class Signals:
         self.received = 0
         self.host = host
         self.child: subprocess.Popen[bytes] | None = None
+        self._attempts = 0  # of the child
         self._first_at = 0.0
         for number in STOP_SIGNALS:
             signal.signal(number, self._note)
@@ -74,9 +77,14 @@ class Signals:
         if (number == NOTICE or self.host.only_sender) and self.child is not None and self.child.poll() is None:
             self.child.send_signal(NOTICE)
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Start the child, and forward a signal that has arrived."""
-        self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+    def begin(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Have the child begin an attempt, or start it; forward a signal that has arrived."""
+        if self.child is not None and self.child.poll() is None:
+            words.say(self.child, words.begin(self._attempts))
+        else:
+            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+            self._attempts = 0
+        self._attempts += 1
         if self.received and self.host.only_sender:
             self.child.send_signal(NOTICE)
         return self.child
@@ -108,10 +116,12 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         attempts.forget(run.paths, stage, job_id)
     while True:
         earlier = attempts.of_submission(run.journal, stage, job_id)
-        attempt = _attempt(run.journal, stage, command, signals, resumed_from, job_id)
+        attempt = _attempt(run.journal, stage, command, signals, resumed_from, job_id, earlier)
         attempt = replace(attempt, measured=run.journal.references_measured() > references)
         decision = decide(attempt, earlier)
         if decision.action == "retry":
+            if signals.child is not None:
+                words.say(signals.child, words.END)
             attempts.add(run.paths, stage, attempt)
             pause = recovery.pause_seconds(decision.number, accelerators)
             _print(stage, decision, f" in {pause} s")
@@ -122,6 +132,8 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
             attempt = replace(attempt, signal=signals.received)
             decision = decide(attempt, earlier)
         _print(stage, decision)
+        if signals.child is not None and attempt.failures and not attempt.signal:
+            _let_end(signals.child)
         if decision.action == "end":
             return decision.status
         attempts.add(run.paths, stage, attempt)
@@ -149,29 +161,50 @@ def _requeue(job_id: str, signals: Signals) -> None:
             return
 
 
+def _let_end(child: "subprocess.Popen[bytes]") -> None:
+    """Have the programs on the nodes end, which may still wait for a word."""
+    words.leave(child)
+    try:
+        child.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        end(child, _TERMINATION_SECONDS)
+
+
 def _attempt(
-    journal: Journal, stage: str, command: Sequence[str], signals: Signals, resumed_from: int, job_id: str
+    journal: Journal,
+    stage: str,
+    command: Sequence[str],
+    signals: Signals,
+    resumed_from: int,
+    job_id: str,
+    earlier: Sequence[Attempt],
 ) -> Attempt:
     directory = journal.paths.attempt_directory(stage, job_id)
     publish.remove(directory)
     # what still ends on another node may have made it again, for its report
     directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory)}
-    child = signals.start(command, environment)
-    outlived = _wait(journal, stage, child, signals, directory)
+    child = signals.begin(command, environment)
+    if stage != "train":  # precompile works before and after an attempt too
+        words.leave(child)
+    outlived = _wait(journal, stage, child, signals, directory, earlier)
     recorded = outlived == "record" or journal.is_done(stage)
     if child.returncode and not recorded:
         # a job that is cancelled did not crash; after a crash, srun ends other nodes by SIGTERM too
         statuses = {shell_status(child.returncode), *(failure.status for failure in recovery.failures(directory))}
         terminated = statuses == {TERMINATED_STATUS}
         signals.wait(_TERMINATION_DELIVERY_SECONDS if terminated else _SIGNAL_DELIVERY_SECONDS)
-    status = NOTICE_STATUS if child.returncode is None else child.returncode
+    failures = recovery.failures(directory) if child.returncode != 0 else ()
+    if child.returncode is not None:
+        status = shell_status(child.returncode)
+    else:
+        status = max((failure.status for failure in failures), default=NOTICE_STATUS)
     return Attempt(
         job_id=job_id,
         time=utc_now(),
-        status=shell_status(status),
+        status=status,
         recorded=recorded,
-        failures=recovery.failures(directory) if status else (),
+        failures=failures,
         signal=signals.received,
         resumed_from=resumed_from,
         checkpoint=journal.last_written_step(),
@@ -181,22 +214,38 @@ def _attempt(
 
 
 def _wait(
-    journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signals: Signals, directory: Path
+    journal: Journal,
+    stage: str,
+    child: "subprocess.Popen[bytes]",
+    signals: Signals,
+    directory: Path,
+    earlier: Sequence[Attempt],
 ) -> Literal["record", "hang", ""]:
-    """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record, or a
-    hang that is reported in `directory`.
+    """Wait until the command has ended, its time to save is over, or ranks have failed that it can start again.
 
-    Returns the record if it was seen, since `submit --force` may remove it while the job still ends; else the hang if
-    the command outlived it.
+    End it when it outlives the stage's record, or a hang that is reported in `directory`. `earlier` as for
+    `recovery.decide`. Returns the record if it was seen, since `submit --force` may remove it while the job still ends;
+    else the hang if the command outlived it.
     """
     to_save = signals.host.seconds_to_save(journal.plan[stage].resources.notice_seconds)
     ended = False
-    recorded_at, hung_at, looked_at, noticed_at = 0.0, 0.0, 0.0, 0.0
+    recorded_at, hung_at, looked_at, noticed_at, listed_at, failed_at = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    assert child.stdin is not None
     while child.poll() is None:
         now = time.monotonic()
+        if not child.stdin.closed and now - listed_at > _REPORT_POLL_SECONDS:
+            listed_at = now
+            if failures := recovery.failures(directory):
+                failed_at = failed_at or now
+                if signals.received or not recovery.can_restart(failures, earlier, journal.last_written_step()):
+                    words.leave(child)
+                elif now - failed_at > _SIGNAL_DELIVERY_SECONDS:
+                    break
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
             looked_at = now
             recorded_at = now if journal.is_done(stage) else 0.0
+            if recorded_at:
+                words.leave(child)
             if not hung_at and any(failure.hang for failure in recovery.failures(directory)):
                 hung_at = now
         over_since = recorded_at or hung_at

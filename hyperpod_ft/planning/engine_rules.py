@@ -106,3 +106,8 @@ def limits_of(engine: EngineName) -> Limits:
 def rules_of(engine: EngineName) -> EngineRules:
     """The rules of an engine."""
     return _RULES[engine]
+
+
+def module_of(engine: EngineName) -> str:
+    """The module in which an engine trains: it imports torch, so that ranks alone import it, or what they are."""
+    return f"hyperpod_ft.engines.{engine}.loop"

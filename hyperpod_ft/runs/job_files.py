@@ -15,6 +15,8 @@ JOB_ID = "HYPERPOD_FT_JOB_ID"
 PYTHON = "HYPERPOD_FT_PYTHON"
 # Holds the directory for the failures and node reports of one attempt.
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
+# Set where a job step has made earlier attempts: how many.
+ATTEMPTS_BEFORE = "HYPERPOD_FT_ATTEMPTS_BEFORE"
 # Set in a training job's containers: the names of the job's hosts, in order; this one's number; of an attempt at
 # training, a number higher than of earlier ones; the seconds that the job has; and the module that runs a command on
 # every host.

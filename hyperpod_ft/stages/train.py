@@ -266,12 +266,12 @@ def training_task(run: Run, layout: Layout) -> TrainingTask:
     )
 
 
-def _run_and_exit() -> NoReturn:
-    """Run `main`, and end the process with its status, or with 1 and a traceback, without Python's own exit.
+def run() -> int:
+    """Run the command line; returns the exit status, 1 after a traceback.
 
-    All is written by then. Python's exit would tear down the threads of gloo and NCCL, which sometimes aborts the
-    process ("terminate called without an active exception") or waits for ranks that are gone: the supervisor would see
-    another status, and retry a user's error or count a finished training as failed.
+    The process is to end with `os._exit`. All is written by then. Python's exit would tear down the threads of gloo and
+    NCCL, which sometimes aborts the process ("terminate called without an active exception") or waits for ranks that
+    are gone: the supervisor would see another status, and retry a user's error or count a finished training as failed.
     """
     status: object = 0
     try:
@@ -284,8 +284,8 @@ def _run_and_exit() -> NoReturn:
     with contextlib.suppress(OSError):  # whoever read the output may be gone
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else 1)
+    return status if isinstance(status, int) else 1
 
 
 if __name__ == "__main__":
-    _run_and_exit()
+    os._exit(run())

@@ -183,9 +183,9 @@ def test_training_resumes_after_a_dead_node_and_a_kill_as_if_nothing_had_happene
     head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
     cluster.start_node("node2")
     head.wait(lambda: newest_is_of_a_resumed_training(run), every=0.05)
-    for pid in [*launchers_of(directory), *ranks_of(directory)]:
+    for process in processes_of(directory):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(int(process.name), signal.SIGKILL)
     head.wait_for_the_queue()
     assert head.status("killed.yaml", exit_status=1)["state"] == "failed"
     newest = max(run.paths.checkpoints_by_step())
@@ -219,7 +219,7 @@ def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Pa
     last_step = metrics(directory)[-1]["step"]
     assert f"step-{last_step:08d}" in saved, "it saved the current step before it stopped"
     left = subprocess.run(["pgrep", "--full", directory], capture_output=True, text=True, check=False).stdout
-    assert left == ""
+    assert left == "" and processes_of(directory) == []
     assert "nothing to cancel" in head("cancel")
 
 
@@ -239,6 +239,7 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     directory = head.status()["directory"]
     run = Run.open(Path(directory))
     head.wait(lambda: len(metrics(directory)) >= 6, every=0.05)
+    programs = launchers_of(directory)
     os.kill(ranks_of(directory)[0], signal.SIGKILL)
     head.wait(lambda: run.paths.restarts_path("train").exists())
     training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
@@ -247,6 +248,7 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     assert "restart 1 of 3 (rank " in head("status")
 
     head.wait(lambda: metrics(directory)[-1]["step"] >= 12 and ranks_of(directory), every=0.05)
+    assert launchers_of(directory) == programs, "srun and all else but the rank has stayed"
     head.slurm("scancel", "--batch", "--signal=USR1", training["job_id"])
     head.wait(lambda: run.journal.is_done("consolidate"))
     states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
@@ -263,23 +265,33 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     assert losses(run) == [(row["step"], pytest.approx(row["loss"])) for row in metrics(directory)]
 
 
-def launchers_of(directory: str) -> list[int]:
-    """What starts the ranks of a run: the supervisor of its job, srun, and torchrun on each node."""
+def processes_of(directory: str) -> list[Path]:
+    """The directories in /proc of the processes of a run's jobs: their scripts change to the run's directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == Path(directory):
+                found.append(process)
+    return found
+
+
+def launchers_of(directory: str) -> set[int]:
+    """What starts the ranks of a run: srun, torchrun, and the process that they are forked from."""
+    found = set()
+    for process in processes_of(directory):
+        with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes()
-            if (b"hyperpod_ft.job." in command or b"stages.train" in command) and directory.encode() in command:
-                found.append(int(process.name))
+            starts = b"hyperpod_ft.job." in command and not (process / "comm").read_text().startswith("rank ")
+            if starts and b"hyperpod_ft.job.health" not in command:
+                found.add(int(process.name))
     return found
 
 
 def ranks_of(directory: str) -> list[int]:
     """The processes that train a run, without those that started them."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in processes_of(directory):
         with contextlib.suppress(OSError):
-            arguments = (process / "cmdline").read_bytes().split(b"\0")
-            if arguments[-4:-1] == [b"-m", b"hyperpod_ft.stages.train", directory.encode()] and len(arguments) < 7:
+            if (process / "comm").read_text().startswith("rank "):
                 found.append(int(process.name))
     return found

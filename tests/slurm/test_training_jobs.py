@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def submit(cluster: LocalCluster, run: Run, program: str, *options: str) -> str:
     """The rendered script of stage train, with `program` in place of the stage. Returns the job."""
     code = run.paths.root / "code-of-the-test"
     shutil.copytree(snapshot(run.paths.code_copies), code)
-    (code / "hyperpod_ft" / "stages" / "train.py").write_text(program)
+    (code / "hyperpod_ft" / "stages" / "train.py").write_text(f"def run():\n{indent(program, '    ')}\n    return 0\n")
     run.freeze()
     run.paths.logs.mkdir(parents=True)
     run.paths.script("train").parent.mkdir()

@@ -180,7 +180,8 @@ class Jobs:
     def start(self, ranks: int, module: list[str]) -> Launched:
         """`python -m MODULE...` on that many processes, under torchrun; as a rule, one alone without it."""
         if ranks > 1 or self.always_torchrun:
-            module = ["forking_torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m", *module]
+            alone = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--nproc-per-node={ranks}")
+            module = ["forking_torchrun", *alone, "-m", *module]
         output = self.directory / f"job-{len(self.started)}.out"
         # torchrun leaves a directory in the temporary one
         environment = os.environ | ENVIRONMENT | self.environment | {"TMPDIR": str(self.directory)}

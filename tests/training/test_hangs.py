@@ -1,5 +1,6 @@
 """Trainings whose ranks hang, under the supervisor: they are found, named, and started again."""
 
+import io
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ class Attempt:
 
     def __init__(self, jobs: Jobs, run: Run) -> None:
         self.job = jobs.start_train(run)
+        self.stdin = io.BytesIO()  # it hears nothing: a hang ends its job step
 
     def poll(self) -> int | None:
         return self.job.process.poll()
@@ -31,6 +33,9 @@ class Attempt:
     @property
     def returncode(self) -> int | None:
         return self.poll()
+
+    def wait(self, seconds: float) -> None:
+        self.job.process.wait(seconds)
 
     def send_signal(self, number: signal.Signals) -> None:
         os.kill(self.job.process.pid, number)
@@ -42,11 +47,12 @@ class ForkingSignals(supervisor.Signals):
     def __init__(self, jobs: Jobs, run: Run, hang: str) -> None:
         self.jobs, self.run, self.hang, self.received, self.host = jobs, run, hang, 0, this_host({})
 
-    def start(self, _: Sequence[str], environment: Mapping[str, str]) -> Any:
+    def begin(self, _: Sequence[str], environment: Mapping[str, str]) -> Any:
         hang = {"HANGS": self.hang} if self.hang else {}
         directory = job_files.ATTEMPT_DIRECTORY
         self.hang, self.jobs.environment = "", hang | {directory: environment[directory]}
-        return Attempt(self.jobs, self.run)
+        self.child: Any = Attempt(self.jobs, self.run)
+        return self.child
 
 
 @pytest.mark.parametrize(

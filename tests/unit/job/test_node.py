@@ -11,8 +11,8 @@ import pytest
 from provision.steps import limits
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_host import this_host
-from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous, torchrun_command
+from hyperpod_ft.job.job_host import MASTER_PORTS, this_host
+from hyperpod_ft.job.node import main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.job_files import PYTHON
 from hyperpod_ft.runs.run import Run
@@ -43,7 +43,11 @@ def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: 
     run = make_run(cluster__nodes=2)
     options = rendezvous(run, this_host({"SLURM_JOB_ID": "7"}))
     assert options[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=10.1.2.3"]
-    assert rendezvous(run, this_host({})) == ["--standalone", "--nproc-per-node=4"]
+    assert rendezvous(run, this_host({})) == [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        "--nproc-per-node=4",
+    ]
 
 
 def test_a_containers_ranks_have_its_interpreter(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

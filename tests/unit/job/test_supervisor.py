@@ -270,8 +270,48 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     assert "--nodes=1" in arguments
 
 
+# What torchrun does on a node: after each failure it waits for a word, and ends without one.
+HEARING = """
+fail() { printf '{"node": "a", "rank": 0, "status": %s, "time": 1}' $1 >$HYPERPOD_FT_ATTEMPT/failure-$2-a.json; }
+hear() {
+  while read -r word; do echo "heard $word"; [[ $word == begin* ]] && return; done
+  echo "heard no more"; exit 9
+}
+"""
+
+
+def test_ranks_that_failed_are_started_again_by_the_command_that_still_runs(run: Run) -> None:
+    once = "mkdir -p checkpoints/step-00000004; fail 137 0; hear; mkdir checkpoints/step-00000008"
+    again = f"[[ -z $(ls $HYPERPOD_FT_ATTEMPT) ]] && fail 7 1; hear; {finished_training(run)}"
+    status, output = finish(start(run, f"{HEARING} echo started; {once}; {again}"))
+    assert status == 0, output
+    said = ["started", "heard end", "heard begin 1", "heard end", "heard begin 2"]
+    assert [line for line in output.splitlines() if line.startswith(("started", "heard"))] == said
+    history = attempts.history(run.paths, "train")
+    assert [(end.status, end.reason, end.checkpoint) for end in history] == [
+        (137, "rank 0: SIGKILL at step 0", 4),
+        (7, "rank 0: exit 7 at step 0", 8),
+    ]
+
+
+def test_the_command_ends_after_a_second_crash_without_a_new_checkpoint(run: Run) -> None:
+    """HyperPod's plugin looks at the nodes when a job step has ended."""
+    twice = "[[ -e once ]] || { touch once; fail 1 0; hear; }; fail 1 1; hear"
+    status, output = finish(start(run, f"{HEARING} {twice}"))
+    assert status == 1 and "same as the last crash" in output
+    assert [line for line in output.splitlines() if line.startswith("heard")] == [
+        *("heard end", "heard begin 1", "heard no more")
+    ]
+
+
 HOST = {"HYPERPOD_FT_HOSTS": "algo-1", "HYPERPOD_FT_HOST_NUMBER": "0", "HYPERPOD_FT_MAX_RUNTIME": "3600"}
 SAVES = "mkdir -p checkpoints/step-00000004"
+
+
+@pytest.mark.parametrize("failed", [2, 138])
+def test_an_error_and_a_notice_end_the_command_at_once(run: Run, failed: int) -> None:
+    status, output = finish(start(run, f"{HEARING} {SAVES}; fail {failed} 0; hear", **HOST))
+    assert status == failed and "heard no more" in output and "heard end" not in output
 
 
 def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(run: Run) -> None:
