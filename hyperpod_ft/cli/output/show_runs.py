@@ -142,6 +142,15 @@ def _proposal(proposal: Proposal) -> RenderableType:
     return listed
 
 
+def moved(run: Run) -> None:
+    degrees, training = run.plan.degrees, run.config.training
+    print(
+        f"Continues on {degrees.nodes} x {run.config.cluster.instance_type} ({degrees}): micro_batch_size"
+        f" {training.micro_batch_size} x gradient_accumulation_steps {training.gradient_accumulation_steps}"
+        f" x {degrees.data_parallel} data-parallel ranks, {run.config.rows_per_step(degrees.data_parallel)} rows a step"
+    )
+
+
 def submitted(run: Run, launchers: Launchers, jobs: Sequence[Job], only: str | None = None) -> None:
     if not jobs:
         left = ", ".join(stage.name for stage in choose(run))
