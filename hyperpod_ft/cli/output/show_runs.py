@@ -20,7 +20,7 @@ from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_fit import TrainingFit
 from hyperpod_ft.runs.assets import is_adapter_known, with_adapter
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.results import training_summary
+from hyperpod_ft.runs.results import places, training_summary
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import TrainingSummary
@@ -177,6 +177,8 @@ def status(current: RunStatus) -> None:
     console().print(status_table(current))
     if current.training_summary:
         print(f"trained: {training_summary.line(current.training_summary)}")
+    if changes := places.changes(current.places):
+        print(f"trained on {current.places[0]}, {', '.join(changes)}")
     scores(current.evaluations)
     advice(current)
 
