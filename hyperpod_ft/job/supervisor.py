@@ -25,6 +25,7 @@ from types import FrameType
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job import recovery
+from hyperpod_ft.job.growth import Growth
 from hyperpod_ft.job.job_host import JobHost, this_host
 from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
@@ -107,8 +108,10 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         attempts.forget(run.paths, stage, job_id)
     while True:
         earlier = attempts.of_submission(run.journal, stage, job_id)
-        attempt = _attempt(run.journal, stage, command, signals, resumed_from, job_id)
-        attempt = replace(attempt, measured=run.journal.references_measured() > references)
+        growth = Growth(run, signals.host, earlier)
+        attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id)
+        measured = run.journal.references_measured() > references
+        attempt = replace(attempt, measured=measured, grows=growth.is_due)
         decision = decide(attempt, earlier)
         if decision.action == "retry":
             attempts.add(run.paths, stage, attempt)
@@ -149,7 +152,13 @@ def _requeue(job_id: str, signals: Signals) -> None:
 
 
 def _attempt(
-    journal: Journal, stage: str, command: Sequence[str], signals: Signals, resumed_from: int, job_id: str
+    journal: Journal,
+    stage: str,
+    command: Sequence[str],
+    signals: Signals,
+    growth: Growth,
+    resumed_from: int,
+    job_id: str,
 ) -> Attempt:
     directory = journal.paths.attempt_directory(stage, job_id)
     publish.remove(directory)
@@ -157,7 +166,7 @@ def _attempt(
     directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory)}
     child = signals.start(command, environment)
-    recorded = _wait(journal, stage, child, signals) or journal.is_done(stage)
+    recorded = _wait(journal, stage, child, signals, growth) or journal.is_done(stage)
     if child.returncode and not recorded:
         # a job that is cancelled did not crash; after a crash, srun ends other nodes by SIGTERM too
         statuses = {shell_status(child.returncode), *(failure.status for failure in recovery.failures(directory))}
@@ -177,7 +186,7 @@ def _attempt(
     )
 
 
-def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signals: Signals) -> bool:
+def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signals: Signals, growth: Growth) -> bool:
     """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record.
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
@@ -200,6 +209,8 @@ def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signal
         if signals.host.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
             noticed_at = now
             child.send_signal(NOTICE)
+        if not signals.received and not recorded_at and growth.begins():
+            os.kill(os.getpid(), NOTICE)  # as if the time limit were near: the ranks save
         if signals.received == NOTICE and signals.seconds_since() > to_save:
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)

@@ -65,6 +65,31 @@ def keeping_rows(config: RunConfig, rows: int) -> RunConfig:
     raise errors[0]
 
 
+def on_nodes(config: RunConfig, degrees: Degrees, nodes: int) -> RunConfig:
+    """A run file, whose degrees are given, with another number of nodes. Raises UserError as `keeping_rows` does."""
+    cluster = config.cluster.model_copy(update={"nodes": nodes})
+    return keeping_rows(config.model_copy(update={"cluster": cluster}), config.rows_per_step(degrees.data_parallel))
+
+
+def check_fewer_nodes(config: RunConfig, degrees: Degrees) -> None:
+    """Raise UserError unless training can go on with every number of nodes from cluster.min_nodes on."""
+    least, rules = config.cluster.min_nodes, rules_of(config.engine)
+    if least is None:
+        return
+    if not rules.continues_elsewhere(config) or rules.precompiles(config):
+        raise UserError(
+            "cluster.min_nodes: this training cannot continue on other nodes (docs/stages.md says why)", "leave it out"
+        )
+    for nodes in range(least, degrees.nodes):
+        try:
+            on_nodes(config, degrees, nodes)
+        except UserError as error:
+            raise UserError(
+                f"cluster.min_nodes: not with {count(nodes, 'node')}: {error.problem}",
+                "choose rows per step that each number of nodes can share, or raise min_nodes",
+            ) from error
+
+
 def _nearest(rows: int, ranks: int) -> str:
     """The numbers of ranks that can share the rows and are nearest to `ranks`."""
     possible = divisors(rows)

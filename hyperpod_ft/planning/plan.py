@@ -12,7 +12,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.continued import OF_ADAPTER
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.layout import Degrees
-from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.parallelism import check_fewer_nodes, degrees_of
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 
 _NOTICE_SECONDS = 300
@@ -354,8 +354,9 @@ _STAGES: dict[StageName, _Definition] = {
 
 
 def plan(config: RunConfig) -> Plan:
-    """The plan of a resolved run file. Raises UserError when its degrees do not divide the ranks."""
+    """The plan of a resolved run file. Raises UserError when its degrees do not divide the ranks, of any node count."""
     degrees = degrees_of(config)
+    check_fewer_nodes(config, degrees)
     chosen = {name: definition for name, definition in _STAGES.items() if definition.applies(config)}
     stages: list[StagePlan] = []
     fingerprints: dict[str, str] = {}

@@ -20,6 +20,7 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.results import places
 from hyperpod_ft.runs.run import Run
 from tests.programs import write_program
 from tests.slurm.conftest import TOKEN
@@ -202,6 +203,31 @@ def test_training_resumes_after_a_dead_node_and_a_kill_as_if_nothing_had_happene
     assert found == [(row["step"], row["loss"]) for row in metrics(str(undisturbed.paths.directory))]
     after_the_node, after_the_kill = run.journal.record("train").facts["resumed_from"]  # type: ignore[union-attr]
     assert after_the_node % 4 == 0 and after_the_kill == newest > after_the_node
+
+
+def test_training_goes_on_with_fewer_nodes_and_returns_to_all(head: Head, shared: Path, cluster: LocalCluster) -> None:
+    content = values(shared, max_steps=4000, save_every_steps=10) | {"name": "fewer"}
+    content["cluster"]["min_nodes"] = 1
+    head("submit", head.write(content))
+    directory = str(head.status()["directory"])
+    run = Run.open(Path(directory))
+
+    def nodes() -> list[int]:
+        return [place.nodes for place in places.read(run.paths)]
+
+    head.wait(lambda: len(metrics(directory)) >= 12)
+    cluster.kill_node("node2")
+    head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
+    head.wait(lambda: nodes() == [2, 1])
+    cluster.start_node("node2")
+    head.wait(lambda: nodes() == [2, 1, 2])
+    training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
+    assert training["restarts"] == "continued once on more nodes"
+    head("cancel")
+    head.wait_for_the_queue()
+    rows = metrics(directory)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "one curve"
+    assert Run.open(Path(directory)) == run, "what it wants is what it was submitted with"
 
 
 def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:

@@ -117,6 +117,29 @@ def test_a_run_is_another_where_its_checkpoints_cannot_continue(make_run: MakeRu
     assert make_run(**STEP | full).plan.run_id == make_run(**STEP | full | PLACES[0]).plan.run_id, "it has no adapters"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            {"training__gradient_accumulation_steps": 2},
+            r"cluster\.min_nodes: not with 3 nodes: training\.gradient_accumulation_steps: a step has 8 rows, which 3 ",
+        ),
+        ({"lora__dropout": 0.1}, r"cluster\.min_nodes: this training cannot continue on other nodes"),
+        ({"engine": "trl"}, r"cluster\.min_nodes: this training cannot continue on other nodes"),
+        ({"cluster__min_nodes": 5}, r"cluster: min_nodes: 5 is more than nodes: 4"),
+    ],
+)
+def test_training_must_be_possible_on_every_number_of_nodes(
+    make_run: MakeRun, overrides: dict[str, Any], words: str
+) -> None:
+    """Slurm may give any of them."""
+    possible = {"training__gradient_accumulation_steps": 3, "parallelism": {"ranks_per_node": 1}}
+    four = possible | {"cluster__nodes": 4, "cluster__min_nodes": 2}
+    assert make_run(**four).plan == make_run(**possible | {"cluster__nodes": 4}).plan
+    with pytest.raises(UserError, match=words):
+        make_run(**four | overrides)
+
+
 def test_a_run_with_other_rows_in_a_step_is_another(make_run: MakeRun) -> None:
     assert make_run(**STEP).plan.run_id != make_run(**STEP | {"training__micro_batch_size": 4}).plan.run_id
 
