@@ -150,18 +150,27 @@ def submit(
 @app.command()
 def resume(
     reference: RunReference = None,
+    overrides: Overrides = None,
     launcher: Annotated[
         str | None, typer.Option("--launcher", help="`slurm`, `sagemaker` or `process`. Default: the one used last.")
     ] = None,
     watch: Watch = False,
 ) -> None:
-    """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
+    """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint.
+
+    With `--set cluster.nodes=3`, for example, it continues there: a step keeps its rows.
+    """
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.cli.submitting import submit_and_follow
+    from hyperpod_ft.launch.elsewhere import elsewhere
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
     run = references.find(reference)
+    if overrides:
+        run = elsewhere(run, overrides)
+        show_runs.moved(run)
     submit_and_follow(run, Launchers(), launcher or run.journal.last_launcher, Selection(), watch=watch)
 
 

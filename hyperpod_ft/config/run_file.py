@@ -50,6 +50,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return resolve(validate(values, where), base)
 
 
+def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A resolved run file with other values (`a.b=value`), which are not resolved. Raises UserError or ConfigError."""
+    values = config.model_dump(mode="json")
+    for override in overrides:
+        yaml_file.override(RUN_FILE, values, override)
+    return validate(values, "--set")
+
+
 def open_frozen(path: Path) -> RunConfig:
     """The config of a resolved run file, as `yaml_text.dump` wrote it."""
     return validate(yaml_file.parse(RUN_FILE, path, limited=False), str(path))

@@ -57,6 +57,10 @@ class JobHost:
         """What runs a command on every host. On Slurm, the script has put srun before it."""
         return command
 
+    def idle_nodes(self) -> int:
+        """Nodes that a job like this one could have besides its own."""
+        return 0
+
     def seconds_to_save(self, slurm_notice: float) -> float:
         """How long after the notice the supervisor waits for the checkpoint; then Slurm requeues the job.
 
@@ -78,6 +82,7 @@ class SlurmHost(JobHost):
     job_id: str = ""
     restarts: int = 0  # how often Slurm has started the job again
     node_list: str = ""  # like node[1-4]
+    partition: str = ""
 
     continued_by = "Slurm"
 
@@ -95,6 +100,9 @@ class SlurmHost(JobHost):
 
     def host_names(self) -> Sequence[str]:
         return Slurm().host_names(self.node_list)
+
+    def idle_nodes(self) -> int:
+        return Slurm().idle_nodes(self.partition)
 
     def replacement(self, node: str) -> str:
         return replacement_on_slurm(node)
@@ -171,5 +179,6 @@ def this_host(environment: Mapping[str, str] = os.environ) -> JobHost:
             job_id=job_id,
             restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
             node_list=environment.get("SLURM_JOB_NODELIST", ""),
+            partition=environment.get("SLURM_JOB_PARTITION", ""),
         )
     return JobHost(os.uname().nodename, attempt=before)

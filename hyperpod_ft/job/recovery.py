@@ -78,6 +78,9 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, continued
     status = first.status if first else attempt.status
     if status == EXIT_USER_ERROR:
         return Decision("end", EXIT_USER_ERROR)
+    if attempt.cause == "more nodes":
+        resumes = f"resumes from step {attempt.checkpoint}"
+        return Decision("requeue", message=f"nodes are idle again; the job is requeued and {resumes}")
     if attempt.cause == "time limit":
         return _after_notice(attempt, continued_by)
     crashes = [restart for restart in earlier if restart.cause == "crash"]

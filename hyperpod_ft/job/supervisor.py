@@ -26,6 +26,7 @@ from typing import Literal
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job import recovery, words
+from hyperpod_ft.job.growth import Growth
 from hyperpod_ft.job.job_host import JobHost, this_host
 from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
@@ -116,8 +117,10 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         attempts.forget(run.paths, stage, job_id)
     while True:
         earlier = attempts.of_submission(run.journal, stage, job_id)
-        attempt = _attempt(run.journal, stage, command, signals, resumed_from, job_id, earlier)
-        attempt = replace(attempt, measured=run.journal.references_measured() > references)
+        growth = Growth(run, signals.host, earlier)
+        attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
+        measured = run.journal.references_measured() > references
+        attempt = replace(attempt, measured=measured, grows=growth.is_due)
         decision = decide(attempt, earlier)
         if decision.action == "retry":
             if signals.child is not None:
@@ -175,6 +178,7 @@ def _attempt(
     stage: str,
     command: Sequence[str],
     signals: Signals,
+    growth: Growth,
     resumed_from: int,
     job_id: str,
     earlier: Sequence[Attempt],
@@ -187,7 +191,7 @@ def _attempt(
     child = signals.begin(command, environment)
     if stage != "train":  # precompile works before and after an attempt too
         words.leave(child)
-    outlived = _wait(journal, stage, child, signals, directory, earlier)
+    outlived = _wait(journal, stage, child, signals, growth, directory, earlier)
     recorded = outlived == "record" or journal.is_done(stage)
     if child.returncode and not recorded:
         # a job that is cancelled did not crash; after a crash, srun ends other nodes by SIGTERM too
@@ -213,11 +217,42 @@ def _attempt(
     )
 
 
+class _Reports:
+    """The failures that the nodes report in `directory` during an attempt; `earlier` as for `recovery.decide`."""
+
+    def __init__(
+        self, child: "subprocess.Popen[bytes]", directory: Path, journal: Journal, earlier: Sequence[Attempt]
+    ) -> None:
+        self.hung_at = 0.0
+        self._child, self._directory, self._journal, self._earlier = child, directory, journal, earlier
+        self._looked_at, self._failed_at = 0.0, 0.0
+
+    def can_restart(self, now: float, *, stopping: bool) -> bool:
+        """Whether ranks have failed that the command can start again; where it cannot, it is told to end."""
+        if now - self._looked_at < _REPORT_POLL_SECONDS:
+            return False
+        self._looked_at = now
+        failures = recovery.failures(self._directory)
+        if not failures:
+            return False
+        self._failed_at = self._failed_at or now
+        if any(failure.hang for failure in failures):
+            self.hung_at = self.hung_at or now
+        assert self._child.stdin is not None
+        if self._child.stdin.closed:
+            return False
+        if stopping or not recovery.can_restart(failures, self._earlier, self._journal.last_written_step()):
+            words.leave(self._child)
+            return False
+        return now - self._failed_at > _SIGNAL_DELIVERY_SECONDS
+
+
 def _wait(
     journal: Journal,
     stage: str,
     child: "subprocess.Popen[bytes]",
     signals: Signals,
+    growth: Growth,
     directory: Path,
     earlier: Sequence[Attempt],
 ) -> Literal["record", "hang", ""]:
@@ -229,26 +264,18 @@ def _wait(
     """
     to_save = signals.host.seconds_to_save(journal.plan[stage].resources.notice_seconds)
     ended = False
-    recorded_at, hung_at, looked_at, noticed_at, listed_at, failed_at = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    assert child.stdin is not None
+    recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
+    reports = _Reports(child, directory, journal, earlier)
     while child.poll() is None:
         now = time.monotonic()
-        if not child.stdin.closed and now - listed_at > _REPORT_POLL_SECONDS:
-            listed_at = now
-            if failures := recovery.failures(directory):
-                failed_at = failed_at or now
-                if signals.received or not recovery.can_restart(failures, earlier, journal.last_written_step()):
-                    words.leave(child)
-                elif now - failed_at > _SIGNAL_DELIVERY_SECONDS:
-                    break
+        if reports.can_restart(now, stopping=bool(signals.received)):
+            break
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
             looked_at = now
             recorded_at = now if journal.is_done(stage) else 0.0
             if recorded_at:
                 words.leave(child)
-            if not hung_at and any(failure.hang for failure in recovery.failures(directory)):
-                hung_at = now
-        over_since = recorded_at or hung_at
+        over_since = recorded_at or reports.hung_at
         if over_since and now - over_since > _GRACE_SECONDS:
             print(f"{stage}: {'done' if recorded_at else 'hangs'}; ending what still runs on the nodes", flush=True)
             end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
@@ -259,6 +286,8 @@ def _wait(
         if signals.host.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
             noticed_at = now
             child.send_signal(NOTICE)
+        if not signals.received and not recorded_at and growth.begins():
+            os.kill(os.getpid(), NOTICE)  # as if the time limit were near: the ranks save
         if signals.received == NOTICE and signals.seconds_since() > to_save:
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)

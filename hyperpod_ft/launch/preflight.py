@@ -124,6 +124,9 @@ def check_run(run: Run) -> TrainingFit | None:
         return None
     certificate, teacher = run.journal.certificate(), teacher_here(run.config)
     fit = check_model_directory(run.config, run.plan.degrees, directory, certificate, teacher)
+    if run.config.cluster.min_nodes:
+        fewest = run.on_nodes(run.config.cluster.min_nodes)
+        check_model_directory(fewest.config, fewest.plan.degrees, directory, certificate, teacher)
     check_trainable(run)
     return fit
 

@@ -16,7 +16,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.plan import Resources, StagePlan
-from hyperpod_ft.runs.job_files import JOB_ID, banner
+from hyperpod_ft.runs.job_files import JOB_ID, NODES, banner
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.shipped import PACKAGE, shell_templates
@@ -92,6 +92,7 @@ def _context(
         python, remedy = run.paths.evaluation_python, "run the tasks stage, or correct eval.python"
     else:
         python, remedy = run.paths.python, "run the env stage, or correct env.python"
+    fewest = run.config.cluster.min_nodes if job == "train" else None
     return {
         "stage": job,
         "banner": banner(job, f"${JOB_ID}"),
@@ -104,6 +105,9 @@ def _context(
         "job_name": slurm_job_name(run.config, job),
         "output": _quote_option(run.paths.logs / "%x_%j.out"),
         "resources": resources,
+        "min_nodes": fewest,
+        "nodes_variable": NODES,
+        "step_nodes": f'"${NODES}"' if fewest else resources.nodes,
         "cluster": run.config.cluster.model_dump(),
         "starts_ranks": starts_ranks,
         "instance": run.config.instance,

@@ -17,9 +17,10 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.references import all_runs
-from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results import metrics, places
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
+from hyperpod_ft.runs.results.places import StepPlace
 from hyperpod_ft.runs.results.training_summary import TrainingSummary, steps, summary_of
 from hyperpod_ft.runs.run import Run
 
@@ -70,6 +71,7 @@ class RunStatus:
     submit_command: str = ""  # with the run file or recipe, its overrides and launcher
     refused: str = ""  # why neither `submit` nor `resume` trains it again unasked
     training: LatestMetrics | None = None  # until it is done
+    places: tuple[StepPlace, ...] = ()  # where its steps ran; only where a single run was asked for
     training_summary: TrainingSummary | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown, or why the next job was refused
@@ -101,6 +103,10 @@ class RunStatus:
 
 def status(run: Run, launchers: Launchers) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
+    return replace(_status(run, launchers), places=places.read(run.paths))
+
+
+def _status(run: Run, launchers: Launchers) -> RunStatus:
     jobs = run.journal.latest_jobs()
     if not run.journal.unfinished(jobs):
         return status_of(run, launchers, jobs, {})
@@ -277,7 +283,7 @@ def statuses_of(runs: Sequence[Run], launchers: Launchers) -> list[RunStatus]:
         if unfinished and all(job.launcher == SlurmLauncher.name for job in unfinished):
             on_slurm.setdefault(slurm_of(run), []).append((run, jobs))
         else:
-            statuses[run.paths.directory] = status(run, launchers)
+            statuses[run.paths.directory] = _status(run, launchers)
     for slurm, seen in on_slurm.items():
         for current in _of_slurm(slurm, seen, launchers):
             statuses[Path(current.directory)] = current

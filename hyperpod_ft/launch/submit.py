@@ -100,15 +100,20 @@ def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
 
 def _check_before_writing(run: Run, selection: Selection) -> None:
     """Refuse what this version would plan differently, and a new run's file or selection, which then leaves no run."""
+    refuse_other_version(run)
+    if not run.paths.config_path.exists():
+        choose(run, selection)
+        check_run(run)
+
+
+def refuse_other_version(run: Run) -> None:
+    """Raise UserError for a run that this version would plan differently."""
     if run.plan != plan(run.config):
         raise UserError(
             f"{run.paths.directory}: was planned by another version of hyperpod-ft",
             "continue with that version, or start a new run that shares what it can: "
             + run.journal.submit_command(str(run.paths.config_path)),
         )
-    if not run.paths.config_path.exists():
-        choose(run, selection)
-        check_run(run)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,12 @@ class EngineRules(Protocol):
     MEMORY_SETTINGS: tuple[tuple[str, Any], ...]
     """Settings of this engine alone that save memory: keys of the run file and their values, the cheapest first."""
 
+    def continues_elsewhere(self, config: RunConfig) -> bool:
+        """Whether a training continues from its checkpoints, to the same result, with other degrees or instances.
+
+        If so, neither is part of its fingerprint, nor are settings that save time or memory (`_PLACE` in plan.py).
+        """
+
     def precompiles(self, config: RunConfig) -> bool:
         """Whether its graphs are compiled before training, by stage precompile."""
 

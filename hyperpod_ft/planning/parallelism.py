@@ -6,7 +6,7 @@ Errors show the arithmetic of what does not divide.
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
-from hyperpod_ft.planning.layout import Degrees, check_divides, listed_divisors
+from hyperpod_ft.planning.layout import Degrees, check_divides, divisors, listed_divisors
 from hyperpod_ft.planning.lora import check_targets, whole_modules
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.undivided.shape import UndividedShape
@@ -33,6 +33,72 @@ def ranks_per_node(config: RunConfig) -> int:
 def degrees_of(config: RunConfig) -> Degrees:
     """The degrees of a run. Raises UserError when the engine cannot train with them, or with the settings."""
     limits_of(config.engine).check_settings(config)
+    degrees = _divided(config)
+    limits_of(config.engine).check_degrees(config, degrees)
+    return degrees
+
+
+def keeping_rows(config: RunConfig, rows: int) -> RunConfig:
+    """The same with as many forward passes a step as `rows` rows of a step need, with fewer rows each if they must.
+
+    Raises UserError when no numbers are possible, with the arithmetic.
+    """
+    training, degrees = config.training, _divided(config)
+    ranks = degrees.data_parallel
+    if (rows * config.answers_per_prompt) % ranks:
+        raise UserError(
+            f"training.gradient_accumulation_steps: a step has {rows} rows, which {ranks} data-parallel ranks"
+            f" ({degrees}) cannot share: {rows} / {ranks} = {rows / ranks:.2f}",
+            f"choose nodes or degrees with {_nearest(rows, ranks)} data-parallel ranks",
+        )
+    on_rank = rows * config.answers_per_prompt // ranks
+    errors: list[UserError] = []
+    for size in reversed([size for size in divisors(on_rank) if size <= training.micro_batch_size]):
+        numbers = {"micro_batch_size": size, "gradient_accumulation_steps": on_rank // size}
+        found = config.model_copy(update={"training": training.model_copy(update=numbers)})
+        try:
+            degrees_of(found)
+        except UserError as error:
+            errors.append(error)
+            continue
+        return found
+    raise errors[0]
+
+
+def on_nodes(config: RunConfig, degrees: Degrees, nodes: int) -> RunConfig:
+    """A run file, whose degrees are given, with another number of nodes. Raises UserError as `keeping_rows` does."""
+    cluster = config.cluster.model_copy(update={"nodes": nodes})
+    return keeping_rows(config.model_copy(update={"cluster": cluster}), config.rows_per_step(degrees.data_parallel))
+
+
+def check_fewer_nodes(config: RunConfig, degrees: Degrees) -> None:
+    """Raise UserError unless training can go on with every number of nodes from cluster.min_nodes on."""
+    least, rules = config.cluster.min_nodes, rules_of(config.engine)
+    if least is None:
+        return
+    if not rules.continues_elsewhere(config) or rules.precompiles(config):
+        raise UserError(
+            "cluster.min_nodes: this training cannot continue on other nodes (docs/stages.md says why)", "leave it out"
+        )
+    for nodes in range(least, degrees.nodes):
+        try:
+            on_nodes(config, degrees, nodes)
+        except UserError as error:
+            raise UserError(
+                f"cluster.min_nodes: not with {count(nodes, 'node')}: {error.problem}",
+                "choose rows per step that each number of nodes can share, or raise min_nodes",
+            ) from error
+
+
+def _nearest(rows: int, ranks: int) -> str:
+    """The numbers of ranks that can share the rows and are nearest to `ranks`."""
+    possible = divisors(rows)
+    fewer, more = ([one for one in possible if (one < ranks) == less] for less in (True, False))
+    return " or ".join(map(str, [*fewer[-1:], *more[:1]]))
+
+
+def _divided(config: RunConfig) -> Degrees:
+    """The degrees that a run file gives. Raises UserError when they do not divide its ranks."""
     given, rules, ranks = config.parallelism, rules_of(config.engine), ranks_per_node(config)
     instance = config.instance
     tensor_parallel = given.tensor_parallel or rules.default_tensor_parallel(instance, ranks)
@@ -58,7 +124,6 @@ def degrees_of(config: RunConfig) -> Degrees:
             " so a tensor-parallel group would span nodes",
             f"set it to {listed_divisors(ranks)}",
         )
-    limits_of(config.engine).check_degrees(config, result)
     return result
 
 

@@ -12,7 +12,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.continued import OF_ADAPTER
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.layout import Degrees
-from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.parallelism import check_fewer_nodes, degrees_of
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 
 _NOTICE_SECONDS = 300
@@ -142,6 +142,13 @@ _CERTIFICATE_UNCHANGED = {
     *("model.new_tokens", "model.new_special_tokens"),
     *("lora.r", "lora.alpha", "lora.dropout", "lora.plus_ratio", "lora.quantization"),
 }
+# Settings that say where and how fast a training runs: they change its results by rounding alone, as degrees and
+# sharding do. The two numbers of rows count as their product, the rows of a step.
+_PLACE = {
+    *("cluster.instance_type", "training.micro_batch_size", "training.gradient_accumulation_steps"),
+    *("training.compile", "training.activation_checkpointing", "training.activation_checkpointing_every"),
+    "training.activation_offload",
+}
 # Settings that change no compiled graph.
 _GRAPHS_UNCHANGED = {
     *("training.epochs", "training.max_steps", "training.learning_rate", "training.schedule", "training.warmup_share"),
@@ -181,6 +188,16 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
 
 
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
+    """What is learned; also where, if the engine's rules say that the training cannot continue elsewhere."""
+    here = _training_here(config, degrees)
+    if not rules_of(config.engine).continues_elsewhere(config):
+        return here
+    learned = {key: value for key, value in here.items() if key not in _PLACE | {"degrees"}}
+    return learned | {"rows_per_step": config.rows_per_step(degrees.data_parallel)}
+
+
+def _training_here(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
+    """What is learned, and where."""
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
     sections = ("training", "dpo", "kto", "sampling", "teacher.beta", config.engine, *adapters)
@@ -201,7 +218,7 @@ def _rewards(config: RunConfig) -> dict[str, Any]:
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     """The inputs of the compiled graphs: shapes and operations, but not the data or the learning rate."""
-    trained = _training(config, degrees)
+    trained = _training_here(config, degrees)
     divided = ("parallelism.sharding", "parallelism.shard_ranks", "parallelism.sequence_parallel")
     return {
         **{key: value for key, value in trained.items() if key not in _GRAPHS_UNCHANGED | {"seed"}},
@@ -337,8 +354,9 @@ _STAGES: dict[StageName, _Definition] = {
 
 
 def plan(config: RunConfig) -> Plan:
-    """The plan of a resolved run file. Raises UserError when its degrees do not divide the ranks."""
+    """The plan of a resolved run file. Raises UserError when its degrees do not divide the ranks, of any node count."""
     degrees = degrees_of(config)
+    check_fewer_nodes(config, degrees)
     chosen = {name: definition for name, definition in _STAGES.items() if definition.applies(config)}
     stages: list[StagePlan] = []
     fingerprints: dict[str, str] = {}

@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line: where training resumed."""
+    """A vertical line: where training resumed, or went on elsewhere."""
 
     label: str
     x: Mapping[str, float]
@@ -209,10 +209,15 @@ def _marks(reports: Sequence[RunReport]) -> list[Mark]:
     several = len(reports) > 1
     marks = []
     for report in reports:
-        epochs = dict(zip(report.metrics.get("step", ()), report.metrics.get("epoch", ()), strict=False))
-        for point in report.resume_points:
-            x = {"step": float(point.step), "seconds": point.seconds, "epoch": epochs.get(point.step)}
-            label = f"resumed from step {point.step} ({point.reason})"
+        steps = report.metrics.get("step", ())
+        epochs, seconds = (dict(zip(steps, report.metrics.get(key, ()), strict=False)) for key in ("epoch", "seconds"))
+        found = [
+            (point.step, point.seconds, f"resumed from step {point.step} ({point.reason})")
+            for point in report.resume_points
+        ]
+        found += [(place.step, seconds.get(place.step), place.change) for place in report.places[1:]]
+        for step, at, label in found:
+            x = {"step": float(step), "seconds": at, "epoch": epochs.get(step)}
             marks.append(
                 Mark(
                     f"{report.name} {label}" if several else label,

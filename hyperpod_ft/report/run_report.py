@@ -10,6 +10,7 @@ from hyperpod_ft.report.numbers import last_known
 from hyperpod_ft.runs.jobs import Submission
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.results.expert_load import Loads
+from hyperpod_ft.runs.results.places import StepPlace
 from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import TrainingSummary
@@ -90,6 +91,7 @@ class RunReport:
     steps_total: int | None
     base_validation_loss: float | None
     resume_points: Sequence[ResumePoint]
+    places: Sequence[StepPlace]  # where its steps ran
     timeline: Sequence[TimelineSpan]
     stages: Sequence[StageSummary]
     accelerators: Accelerators | None

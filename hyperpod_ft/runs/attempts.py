@@ -43,6 +43,7 @@ class Attempt:
     step: int  # the last one that was logged
     measured: bool = False  # objective dpo: since the job began, more of the reference was measured
     left: bool = False  # processes of it may still hang on a node
+    grows: bool = False  # it was asked to save because more nodes are idle
 
     @property
     def first_failure(self) -> NodeFailure | None:
@@ -62,17 +63,19 @@ class Attempt:
         )
 
     @property
-    def cause(self) -> Literal["crash", "time limit"]:
+    def cause(self) -> Literal["crash", "time limit", "more nodes"]:
         """What ended it, if it failed."""
         first = self.first_failure
         notified = self.signal == NOTICE or (first is not None and first.status == NOTICE_STATUS)
-        return "time limit" if notified else "crash"
+        if not notified:
+            return "crash"
+        return "more nodes" if self.grows else "time limit"
 
     @property
     def reason(self) -> str:
         """For example `rank 3: exit 1 at step 12`, or `rank 3 on node2 hangs in step 13: its process is stopped`."""
-        if self.cause == "time limit":
-            return "time limit"
+        if self.cause != "crash":
+            return self.cause
         first = self.first_failure
         if first is None or first.rank is None:
             return f"exit {self.status} at step {self.step}, and no rank reported why"
@@ -125,10 +128,10 @@ def forget(paths: RunPaths, stage: str, job_id: str) -> None:
 def describe(restarts: Sequence[Attempt], allowed: int) -> str:
     """For example `restart 1 of 3 (rank 3: exit 1 at step 12), continued once after its time limit`."""
     crashes = [restart for restart in restarts if restart.cause == "crash"]
-    continued = len(restarts) - len(crashes)
     parts = []
     if crashes:
         parts.append(f"restart {len(crashes)} of {allowed} ({crashes[-1].reason})")
-    if continued:
-        parts.append(f"continued {'once' if continued == 1 else f'{continued} times'} after its time limit")
+    for cause, words in (("time limit", "after its time limit"), ("more nodes", "on more nodes")):
+        if times := sum(restart.cause == cause for restart in restarts):
+            parts.append(f"continued {'once' if times == 1 else f'{times} times'} {words}")
     return ", ".join(parts)

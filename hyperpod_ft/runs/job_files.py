@@ -13,6 +13,8 @@ from pathlib import Path
 JOB_ID = "HYPERPOD_FT_JOB_ID"
 # Set where a job has an interpreter of its own, such as a container's, which its stages use instead of the run's.
 PYTHON = "HYPERPOD_FT_PYTHON"
+# How many nodes a job has that may have fewer than its run wants.
+NODES = "HYPERPOD_FT_NODES"
 # Holds the directory for the failures and node reports of one attempt.
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
 # Set where a job step has made earlier attempts: how many.

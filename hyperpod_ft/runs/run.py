@@ -1,6 +1,7 @@
 """Run: one execution of a plan. What it is, where it lies, and what happened."""
 
 import contextlib
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,9 @@ from hyperpod_ft.digests import file_sha256, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.engine_rules import limits_of
+from hyperpod_ft.planning.parallelism import on_nodes
 from hyperpod_ft.planning.plan import Plan, plan
+from hyperpod_ft.runs import job_files
 from hyperpod_ft.runs.assets import model_config, with_adapter
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -47,6 +50,7 @@ class Run:
     config: RunConfig
     plan: Plan
     proposal: Proposal | None = field(default=None, compare=False)  # of degrees, if they were just chosen
+    nodes_wanted: int = field(default=0, compare=False)  # if this job has fewer
 
     @cached_property
     def paths(self) -> RunPaths:
@@ -73,6 +77,7 @@ class Run:
     def open(cls, directory: Path) -> "Run":
         """The run in a run directory, as it was planned: another version of the kit may plan it differently.
 
+        In a job that may have fewer nodes (cluster.min_nodes), on those that it has.
         Raises UserError when it is not a run directory, is damaged, or was moved away from its root.
         """
         frozen = directory / "run.yaml"
@@ -98,7 +103,16 @@ class Run:
                 f"{frozen}: was edited or moved: it describes the run {described}",
                 f"submit it as a run file: hyperpod-ft submit {frozen}",
             )
-        return run
+        nodes = int(os.environ.get(job_files.NODES, "0")) if config.cluster.min_nodes else 0
+        return run.on_nodes(nodes) if nodes else run
+
+    def on_nodes(self, nodes: int) -> "Run":
+        """The same on so many nodes; a step keeps its rows. Raises UserError when that is not possible."""
+        wanted = self.plan.degrees.nodes
+        if nodes == wanted:
+            return self
+        config = on_nodes(self.config, self.plan.degrees, nodes)
+        return Run(config, plan(config), nodes_wanted=wanted)
 
     def freeze(self) -> None:
         """Write what `open` reads. Makes the directory; its run.yaml, which makes it a run's, comes last.

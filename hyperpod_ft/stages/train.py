@@ -33,6 +33,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,7 +55,7 @@ from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import with_adapter
 from hyperpod_ft.runs.journal import Journal
-from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results import places, usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
@@ -101,8 +102,9 @@ def _run_rank_0(ranks: Ranks) -> None:
             trained: TrainingResult = chosen.train(training_task(run, layout), ranks)
         heartbeat.beat("end")
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
+        ran = {"places": [asdict(place) for place in places.read(run.paths)]}
         return stage.Result(
-            (trained.checkpoint, run.paths.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
+            (trained.checkpoint, run.paths.metrics_path), trained.facts | graphs | restarted | ran | usage.totals(run)
         )
 
     try:

@@ -20,6 +20,7 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.results import places
 from hyperpod_ft.runs.run import Run
 from tests.programs import write_program
 from tests.slurm.conftest import TOKEN
@@ -204,8 +205,34 @@ def test_training_resumes_after_a_dead_node_and_a_kill_as_if_nothing_had_happene
     assert after_the_node % 4 == 0 and after_the_kill == newest > after_the_node
 
 
+def test_training_goes_on_with_fewer_nodes_and_returns_to_all(head: Head, shared: Path, cluster: LocalCluster) -> None:
+    content = values(shared, max_steps=4000, save_every_steps=10) | {"name": "fewer"}
+    content["cluster"]["min_nodes"] = 1
+    head("submit", head.write(content))
+    directory = str(head.status()["directory"])
+    run = Run.open(Path(directory))
+
+    def nodes() -> list[int]:
+        return [place.nodes for place in places.read(run.paths)]
+
+    head.wait(lambda: len(metrics(directory)) >= 12)
+    cluster.kill_node("node2")
+    head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
+    head.wait(lambda: nodes() == [2, 1])
+    cluster.start_node("node2")
+    head.wait(lambda: nodes() == [2, 1, 2])
+    training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
+    assert training["restarts"] == "continued once on more nodes"
+    head("cancel")
+    head.wait_for_the_queue()
+    rows = metrics(directory)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "one curve"
+    assert Run.open(Path(directory)) == run, "what it wants is what it was submitted with"
+
+
 def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared, nodes=1, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
+    """On another number of nodes: the same run, and one curve."""
+    run_file = head.write(values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 2)
@@ -221,6 +248,21 @@ def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Pa
     left = subprocess.run(["pgrep", "--full", directory], capture_output=True, text=True, check=False).stdout
     assert left == "" and processes_of(directory) == []
     assert "nothing to cancel" in head("cancel")
+
+    refused = head("resume", "--set", "cluster.nodes=3", status=2)
+    assert "a step has 2 rows, which 3 data-parallel ranks (dp 3 x tp 1) cannot share" in refused
+    assert "gradient_accumulation_steps 2 x 1 data-parallel ranks, 2 rows a step" in head(
+        "resume", "--set", "cluster.nodes=1"
+    )
+    head.wait(lambda: metrics(directory)[-1]["step"] >= last_step + 3)
+    moved = head.status()
+    assert moved["directory"] == directory
+    assert [(place["step"], place["nodes"]) for place in moved["places"]] == [(1, 2), (last_step + 1, 1)]
+    head("cancel")
+    head.wait_for_the_queue()
+    rows = metrics(directory)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert f"from step {last_step + 1}: 1 x local (dp 1 x tp 1)" in head("status")
 
 
 def test_what_to_do_without_slurm(tmp_path: Path, shared: Path) -> None:

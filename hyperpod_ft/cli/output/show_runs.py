@@ -20,7 +20,7 @@ from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_fit import TrainingFit
 from hyperpod_ft.runs.assets import is_adapter_known, with_adapter
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.results import training_summary
+from hyperpod_ft.runs.results import places, training_summary
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import TrainingSummary
@@ -142,6 +142,15 @@ def _proposal(proposal: Proposal) -> RenderableType:
     return listed
 
 
+def moved(run: Run) -> None:
+    degrees, training = run.plan.degrees, run.config.training
+    print(
+        f"Continues on {degrees.nodes} x {run.config.cluster.instance_type} ({degrees}): micro_batch_size"
+        f" {training.micro_batch_size} x gradient_accumulation_steps {training.gradient_accumulation_steps}"
+        f" x {degrees.data_parallel} data-parallel ranks, {run.config.rows_per_step(degrees.data_parallel)} rows a step"
+    )
+
+
 def submitted(run: Run, launchers: Launchers, jobs: Sequence[Job], only: str | None = None) -> None:
     if not jobs:
         left = ", ".join(stage.name for stage in choose(run))
@@ -168,6 +177,8 @@ def status(current: RunStatus) -> None:
     console().print(status_table(current))
     if current.training_summary:
         print(f"trained: {training_summary.line(current.training_summary)}")
+    if changes := places.changes(current.places):
+        print(f"trained on {current.places[0]}, {', '.join(changes)}")
     scores(current.evaluations)
     advice(current)
 

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import (
     NonNegativeInt,
@@ -46,6 +46,11 @@ class Cluster(Section):
         " the CPUs of any machine, a type such as `c7i.4xlarge` on its own CPUs.",
     )
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
+    min_nodes: PositiveInt | None = Field(
+        None,
+        description="On Slurm, train on fewer nodes, down to this number, while there are no more, as after one is"
+        " lost. At a checkpoint, training returns to more (engine torch, not on Trainium; docs/stages.md).",
+    )
     partition: SlurmWord | None = Field(
         None,
         description="Slurm partition of the stages that use accelerators. `cluster create` names it after the instance"
@@ -98,6 +103,12 @@ class Cluster(Section):
         if name not in CATALOGUE:
             raise ValueError(f"unknown instance type; {alternatives(name)}")
         return name
+
+    @model_validator(mode="after")
+    def _fewer_nodes(self) -> "Cluster":
+        if (self.min_nodes or 1) > self.nodes:
+            raise ValueError(f"min_nodes: {self.min_nodes} is more than nodes: {self.nodes}")
+        return self
 
     @field_validator("environment")
     @classmethod

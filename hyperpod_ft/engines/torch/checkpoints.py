@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import io
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,11 @@ class Checkpoints:
     def load(self, directory: Path, state: dict[str, Any]) -> None:
         """Fill the tensors of `state` in place, each rank with its part."""
         dcp.load(state, storage_reader=dcp.FileSystemReader(directory), process_group=self._group)
+
+    def names(self, directory: Path) -> Collection[str]:
+        """The names of the tensors in a checkpoint whose index has been checked (newest_checkpoint.py)."""
+        found: Mapping[str, Any] = dcp.FileSystemReader(directory).read_metadata().state_dict_metadata
+        return found.keys()
 
     @heartbeat.during("save")
     def finish(self) -> None:

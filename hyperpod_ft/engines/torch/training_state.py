@@ -1,11 +1,14 @@
 """The state of a training run: when and how much of it a checkpoint holds, and how training resumes from one."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.sharded import description
+from hyperpod_ft.checkpoint.sharded.description import RankDegrees
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
@@ -58,6 +61,7 @@ class TrainingState:
     def resume(self, steps: int) -> TrainingProgress:
         """Load the newest complete checkpoint of a training run of `steps` steps; without one, start at step 0.
 
+        Where other ranks wrote it, the generators begin anew: only dropout of the model's own type draws from them.
         Raises RuntimeError when nodes have different ones.
         """
         if self.volume.leads:
@@ -70,13 +74,28 @@ class TrainingState:
         if progress.step == steps or progress.stopped_early:
             # training is complete; the checkpoint may hold the weights alone
             return progress
+        directory = self._task.checkpoint(progress.step)
         tensors = self._tensors()
-        self._checkpoints.load(self._task.checkpoint(progress.step), tensors)
+        moved = not self._has_generators(directory)
+        if moved:
+            del tensors["random"]
+        self._checkpoints.load(directory, tensors)
         for names in self._weights.buckets:
             self._weights.use_masters(names)
         self._optimizer.steps = progress.step
-        restore_random_state(tensors["random"], self._ranks.rank, self._device)
+        if moved:
+            torch.manual_seed(torch.initial_seed() + (progress.step << 32))
+        else:
+            restore_random_state(tensors["random"], self._ranks.rank, self._device)
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
+
+    def _has_generators(self, directory: Path) -> bool:
+        """Whether a checkpoint has this rank's generators: it was written with the same degrees and kind of device."""
+        own = RankDegrees.model_validate(self._task.layout.degrees, from_attributes=True)
+        if description.read(directory).degrees != own:
+            return False
+        saved, rank = self._checkpoints.names(directory), self._ranks.rank
+        return all(f"random.{rank}.{name}" in saved for name in random_state(rank, self._device)[str(rank)])
 
     def _exported(self) -> dict[str, Any]:
         """The trained weights in `weights_dtype`."""

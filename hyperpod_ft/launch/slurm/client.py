@@ -92,6 +92,11 @@ class Slurm:
         """The nodes of a list like `node[1-4]`; empty when Slurm does not answer."""
         return self._run(["scontrol", "show", "hostnames", node_list]).stdout.split()
 
+    def idle_nodes(self, partition: str) -> int:
+        """How many nodes of a partition no job has; 0 when Slurm does not answer."""
+        found = self._run(["sinfo", "--noheader", "--states=idle", "--format=%D", f"--partition={partition}"]).stdout
+        return sum(int(line) for line in found.split() if line.isdigit())
+
     def first_node_address(self, job_id: str) -> str:
         """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
 

@@ -20,6 +20,11 @@ TRIAL_LAUNCHER: tuple[str, ...] = ("neuron_parallel_compile",)
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("neuron.zero_1", True), ("neuron.sequence_parallel", True))
 
 
+def continues_elsewhere(config: RunConfig) -> bool:
+    """A rank reads the file that the rank of its number wrote (engines/neuron/checkpoints.py)."""
+    return False
+
+
 def precompiles(config: RunConfig) -> bool:
     return True
 

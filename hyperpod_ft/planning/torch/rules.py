@@ -32,6 +32,16 @@ MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
 _COMPILER_VARIABLES = ("NEURON_", "TORCH_NEURONX_")
 
 
+def continues_elsewhere(config: RunConfig) -> bool:
+    """Every layout reads the checkpoints of every other, with two exceptions.
+
+    Each rank draws its own dropout masks. Moments in int8 have a scale for each block of columns, and tensor
+    parallelism may cut a block in two.
+    """
+    dropout = config.lora.dropout if config.training.method == "lora" else 0.0
+    return not dropout and config.training.optimizer_state != "int8"
+
+
 def precompiles(config: RunConfig) -> bool:
     """Trainium takes minutes for a graph, and compiles every operation outside of one too."""
     return config.instance.is_neuron

@@ -19,6 +19,14 @@ TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
 
 
+def continues_elsewhere(config: RunConfig) -> bool:
+    """The trainer reads no checkpoint of another sharding, and has random states for as many ranks as there were.
+
+    What it computes over a rank's batch, such as KTO's KL divergence and sampled answers, depends on the ranks too.
+    """
+    return False
+
+
 def precompiles(config: RunConfig) -> bool:
     return False
 

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results import places, usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.metrics import OF_SOURCE, is_number
 from hyperpod_ft.runs.results.samples import AnswerCount, Split
@@ -102,7 +102,6 @@ def summary_of(run: Run) -> TrainingSummary | None:
         for kind in ("exact", "pattern")
         for split, count in _answer_counts(found.get(f"{kind}_match")).items()
     }
-    nodes = run.plan.degrees.nodes
     # ignore non-numeric values of a damaged record
     facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if is_number(value)}
     # the price may be set after the training
@@ -111,7 +110,7 @@ def summary_of(run: Run) -> TrainingSummary | None:
     values = {one.name: facts.get(one.name) for one in fields(TrainingSummary)} | {
         "run": run.paths.full_name,
         "method": run.config.training.method,
-        "instances": f"{nodes} x {run.config.cluster.instance_type}",
+        "instances": _instances(run, trained.facts.get("places")),
         "reward_margin": facts.get("rewards/margins", facts.get("margin")),
         "reward_accuracy": facts.get("rewards/accuracies", facts.get("accuracy")),
         "validation_reward_margin": facts.get("validation_rewards/margins"),
@@ -126,6 +125,17 @@ def summary_of(run: Run) -> TrainingSummary | None:
         **counts,
     }
     return TrainingSummary(**values)
+
+
+def _instances(run: Run, recorded: Any) -> str:
+    """Where it ran; where it would run now, of a damaged record."""
+    try:
+        known = places.PLACES.validate_python(recorded)
+    except ValidationError:
+        known = ()
+    if not known:
+        return f"{run.plan.degrees.nodes} x {run.config.cluster.instance_type}"
+    return ", ".join([known[0].instances, *places.changes(known)])
 
 
 def require(run: Run) -> TrainingSummary:

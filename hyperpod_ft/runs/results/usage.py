@@ -34,6 +34,8 @@ class Usage:
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     nodes: Annotated[int, Field(ge=0)]
     accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
+    instance_type: str
+    degrees: str  # of parallelism, in words
 
 
 _USAGE = TypeAdapter(Usage)
@@ -45,7 +47,8 @@ def recording_usage(run: Run) -> Iterator[None]:
     started, clock = utc_now(), time.monotonic()
     job_id = own_job_id()
     path = run.paths.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
-    nodes = run.plan.degrees.nodes
+    degrees, instance = run.plan.degrees, run.config.cluster.instance_type
+    nodes = degrees.nodes
     accelerators = nodes * run.config.instance.devices
     ended = threading.Event()
 
@@ -53,7 +56,8 @@ def recording_usage(run: Run) -> Iterator[None]:
         seconds = round(time.monotonic() - clock, 3)
         # a full volume is reported by what the training itself writes
         with contextlib.suppress(OSError):
-            publish.write_json(path, asdict(Usage(job_id, started, seconds, nodes, accelerators)))
+            held = Usage(job_id, started, seconds, nodes, accelerators, instance, str(degrees))
+            publish.write_json(path, asdict(held))
 
     def keep() -> None:
         while not ended.wait(_EVERY_SECONDS):

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.job import recovery
+from hyperpod_ft.job import growth, recovery
+from hyperpod_ft.job.growth import Growth
+from hyperpod_ft.job.job_host import JobHost
 from hyperpod_ft.job.recovery import ContinuedBy, Decision
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
@@ -131,6 +133,39 @@ def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None
     assert decide(at_the_limit(), continued_by="nothing") == Decision("end", 138)
     left = decide(at_the_limit(), continued_by="next job")
     assert (left.action, left.status) == ("leave", 138) and "the next job resumes from step 10" in left.message
+
+
+def test_a_job_that_saved_for_more_nodes_is_requeued() -> None:
+    saved = attempt(signal=signal.SIGUSR1, failures=(NodeFailure("node1", 0, 138, 1.0),), grows=True)
+    decision = decide(saved, [crash()] * 9)
+    assert (decision.action, saved.cause, saved.reason) == ("requeue", "more nodes", "more nodes")
+    assert decision.message == "nodes are idle again; the job is requeued and resumes from step 10"
+    assert attempts.describe([saved, at_the_limit()], 3) == (
+        "continued once after its time limit, continued once on more nodes"
+    )
+    crashed = attempt(grows=True)
+    assert crashed.cause == "crash" and decide(crashed).action == "retry", "before it could save"
+
+
+def test_more_nodes_are_asked_for_after_a_checkpoint(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "_EVERY_SECONDS", 0.0)
+    wanted = make_run(cluster__nodes=2, cluster__min_nodes=1, training__gradient_accumulation_steps=2)
+    run, idle = wanted.on_nodes(1), 1
+    monkeypatch.setattr(JobHost, "idle_nodes", lambda _: idle)
+    assert run.config.training.gradient_accumulation_steps == 4 and run.paths.directory == wanted.paths.directory
+    looking, complete = Growth(run, JobHost("a"), []), Growth(wanted, JobHost("a"), [])
+    assert not looking.begins(), "no checkpoint yet"
+    run.paths.checkpoint(10).mkdir(parents=True)
+    assert not complete.begins(), "it has all"
+    idle = 0
+    assert not looking.begins() and not looking.is_due
+    idle = 1
+    assert looking.begins() and looking.is_due
+    assert not looking.begins(), "once"
+    saved = attempt(signal=signal.SIGUSR1, failures=(NodeFailure("node1", 0, 138, 1.0),), grows=True)
+    again = Growth(run, JobHost("a"), [saved])
+    run.paths.checkpoint(20).mkdir()
+    assert not again.begins(), "it was requeued for more nodes, and did not get them"
 
 
 def test_pauses_grow() -> None:

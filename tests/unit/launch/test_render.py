@@ -147,6 +147,17 @@ def test_headers(make_run: MakeRun) -> None:
     assert "#SBATCH --exclusive\n" in flagship()["train"]
 
 
+def test_a_job_that_may_have_fewer_nodes_goes_by_their_number(make_run: MakeRun) -> None:
+    run = make_run(cluster__nodes=2, cluster__min_nodes=1, training__gradient_accumulation_steps=2)
+    scripts = render(run, INSTALLATION)
+    train = scripts["train"]
+    assert "#SBATCH --nodes=1-2\n" in train
+    assert "--ntasks-per-node" not in train.partition("set -E")[0], "Slurm would always give the fewest"
+    assert 'export HYPERPOD_FT_NODES="${SLURM_NNODES:-2}"\n' in train
+    assert '--nodes="$HYPERPOD_FT_NODES" --ntasks="$HYPERPOD_FT_NODES" --ntasks-per-node=1' in train
+    assert "#SBATCH --nodes=1\n" in scripts["merge"]
+
+
 def test_only_the_stages_before_training_see_the_network_and_the_token(make_run: MakeRun) -> None:
     for stage, text in render(make_run(), INSTALLATION).items():
         assert ("HF_HUB_OFFLINE=1" in text) == (stage not in ("env", "download"))

@@ -77,6 +77,73 @@ def test_what_changes_no_result_changes_no_fingerprint(make_run: MakeRun, overri
     assert changed(make_run, **overrides) == []
 
 
+PLACES: list[dict[str, Any]] = [
+    {"cluster__nodes": 2, "training__gradient_accumulation_steps": 4},
+    {"cluster__nodes": 4, "training__gradient_accumulation_steps": 1, "training__micro_batch_size": 4},
+    {"parallelism": {"ranks_per_node": 2, "tensor_parallel": 2, "sharding": "zero3"}},
+    {"parallelism": {"ranks_per_node": 2, "pipeline_parallel": 2}},
+    {"parallelism": {"ranks_per_node": 2, "context_parallel": 2}},
+    {"cluster__instance_type": "p5.48xlarge", "parallelism": {"tensor_parallel": 8}},
+    {"training__compile": True, "training__activation_checkpointing": "full", "training__activation_offload": True},
+]
+STEP = {
+    "training__gradient_accumulation_steps": 8,
+    "training__micro_batch_size": 2,
+    "parallelism": {"ranks_per_node": 1},
+}
+# what continues in one place only
+BOUND: list[dict[str, Any]] = [
+    {"lora__dropout": 0.1},
+    {"training__optimizer_state": "int8"},
+    {"engine": "trl"},
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_is_the_same_wherever_its_steps_have_the_same_rows(make_run: MakeRun, place: dict[str, Any]) -> None:
+    run, moved = make_run(**STEP), make_run(**STEP | place)
+    assert moved.config.rows_per_step(moved.plan.degrees.data_parallel) == 16
+    assert moved.paths.directory == run.paths.directory
+    assert [stage.fingerprint for stage in moved.plan.following("dataset")] == [
+        stage.fingerprint for stage in run.plan.following("dataset")
+    ]
+
+
+@pytest.mark.parametrize("settings", BOUND)
+def test_a_run_is_another_where_its_checkpoints_cannot_continue(make_run: MakeRun, settings: dict[str, Any]) -> None:
+    run, moved = make_run(**STEP | settings), make_run(**STEP | settings | PLACES[0])
+    assert moved.plan.run_id != run.plan.run_id
+    full = {"training__method": "full", "lora__dropout": 0.1}
+    assert make_run(**STEP | full).plan.run_id == make_run(**STEP | full | PLACES[0]).plan.run_id, "it has no adapters"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            {"training__gradient_accumulation_steps": 2},
+            r"cluster\.min_nodes: not with 3 nodes: training\.gradient_accumulation_steps: a step has 8 rows, which 3 ",
+        ),
+        ({"lora__dropout": 0.1}, r"cluster\.min_nodes: this training cannot continue on other nodes"),
+        ({"engine": "trl"}, r"cluster\.min_nodes: this training cannot continue on other nodes"),
+        ({"cluster__min_nodes": 5}, r"cluster: min_nodes: 5 is more than nodes: 4"),
+    ],
+)
+def test_training_must_be_possible_on_every_number_of_nodes(
+    make_run: MakeRun, overrides: dict[str, Any], words: str
+) -> None:
+    """Slurm may give any of them."""
+    possible = {"training__gradient_accumulation_steps": 3, "parallelism": {"ranks_per_node": 1}}
+    four = possible | {"cluster__nodes": 4, "cluster__min_nodes": 2}
+    assert make_run(**four).plan == make_run(**possible | {"cluster__nodes": 4}).plan
+    with pytest.raises(UserError, match=words):
+        make_run(**four | overrides)
+
+
+def test_a_run_with_other_rows_in_a_step_is_another(make_run: MakeRun) -> None:
+    assert make_run(**STEP).plan.run_id != make_run(**STEP | {"training__micro_batch_size": 4}).plan.run_id
+
+
 NEURON = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
 
 

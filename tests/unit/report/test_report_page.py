@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,13 +18,14 @@ from hyperpod_ft.cli.main import app
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, status
 from hyperpod_ft.report import comparison, facts, headings, numbers
+from hyperpod_ft.report.charts import charts
 from hyperpod_ft.report.comparison import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page, runs_page
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.results import sampled_answers
+from hyperpod_ft.runs.results import sampled_answers, usage
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import RecordedAnswers, SampledRow, Samples
@@ -54,6 +55,17 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     seconds = dict(facts.idle(report))
     assert sum(seconds.values()) == pytest.approx(held.held_seconds - held.training_seconds)
     assert "1 restart, 5 steps trained again" in headings.timeline(report)
+
+
+def test_a_change_of_place_is_marked(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    second = usage.read(run.paths)[1]
+    publish.write_json(run.paths.usage_path / "50.json", asdict(replace(second, nodes=2, degrees="dp 2 x tp 1")))
+    (loss,) = (chart for chart in charts([gather(run)]) if chart.name == "loss")
+    restart, moved = loss.marks
+    assert restart.label.startswith("resumed from step 60")
+    assert moved.label == "from step 61: 2 x local (dp 2 x tp 1)" and moved.x["step"] == 61.0
+    assert set(moved.x) == set(restart.x)
 
 
 def test_headings_say_what_was_found(tmp_path: Path) -> None:

@@ -147,3 +147,20 @@ def test_an_edited_run_yaml_counts_not_its_copy_in_the_plan(make_run: Callable[.
         return  # root reads it all the same
     with pytest.raises(UserError, match=r"run\.yaml: Permission denied"):
         Run.open(run.paths.directory)
+
+
+def test_a_job_may_have_fewer_nodes_than_its_run_wants(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = {"cluster__nodes": 2, "training__gradient_accumulation_steps": 3}
+    wanted, fixed = make_run(**step, cluster__min_nodes=1), make_run(**step, name="fixed")
+    wanted.freeze()
+    fixed.freeze()
+    monkeypatch.setenv("HYPERPOD_FT_NODES", "1")
+    found = Run.open(wanted.paths.directory)
+    assert (found.plan.degrees.nodes, found.nodes_wanted) == (1, 2)
+    assert found.config.training.gradient_accumulation_steps == 6
+    assert found.paths.directory == wanted.paths.directory
+    assert Run.open(fixed.paths.directory) == fixed
+    monkeypatch.delenv("HYPERPOD_FT_NODES")
+    assert Run.open(wanted.paths.directory) == wanted

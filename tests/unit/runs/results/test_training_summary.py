@@ -14,8 +14,8 @@ from hyperpod_ft import publish
 from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, status
-from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.results import training_summary, usage
+from hyperpod_ft.runs.records import Record, unix_time, utc_now
+from hyperpod_ft.runs.results import places, training_summary, usage
 from hyperpod_ft.runs.results.samples import AnswerCount
 from hyperpod_ft.runs.results.training_summary import steps
 from hyperpod_ft.runs.run import Run
@@ -51,7 +51,7 @@ def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
 
 
 def add(run: Run, number: int, seconds: float) -> None:
-    attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
+    attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32, "trn1.32xlarge", "dp 8 x tp 8")
     publish.write_json(run.paths.usage_path / f"{number}.json", asdict(attempt))
 
 
@@ -65,6 +65,30 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.paths.directory == run.paths.directory, "a price makes no other run"
     assert usage.totals(free)["cost"] is None
+
+
+def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(**TRN1, cluster__nodes=2)
+    add(run, 1, 1.0)
+    rows = [{"step": step, "time": unix_time("2026-01-01T00:00:01Z") + step / 10} for step in (1, 2)]
+    publish.write_text(run.paths.metrics_path, "".join(f"{json.dumps(row)}\n" for row in rows))
+    assert [str(place) for place in places.read(run.paths)] == ["2 x trn1.32xlarge (dp 8 x tp 8)"]
+    show_runs.status(status(run, Launchers()))
+    assert "trained on" not in capsys.readouterr().out
+    moved = replace(usage.read(run.paths)[0], started="2026-01-01T00:00:03Z", nodes=1, degrees="dp 4 x tp 8")
+    publish.write_json(run.paths.usage_path / "3.json", asdict(moved))
+    with run.paths.metrics_path.open("a") as stream:
+        stream.writelines(f"{json.dumps(row | {'step': row['step'] + 2, 'time': row['time'] + 3})}\n" for row in rows)
+    current = status(run, Launchers())
+    assert [place.step for place in current.places] == [1, 3]
+    show_runs.status(current)
+    said = "trained on 2 x trn1.32xlarge (dp 8 x tp 8), from step 3: 1 x trn1.32xlarge (dp 4 x tp 8)\n"
+    assert said in capsys.readouterr().out
+    finish(run, "train", FACTS | {"places": [asdict(place) for place in current.places]})
+    expected = "2 x trn1.32xlarge, from step 3: 1 x trn1.32xlarge (dp 4 x tp 8)"
+    assert training_summary.require(run).instances == expected
+    finish(run, "train", FACTS | {"places": [{"step": "x"}]})
+    assert training_summary.require(run).instances == "2 x trn1.32xlarge", "as it would run now"
 
 
 def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
