@@ -1,20 +1,24 @@
 """All stages of the quickstart, and what follows: preferences on its model (docs/methods.md), the chain of digests."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from hyperpod_ft import publish
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
-from hyperpod_ft.engines.batches import PreferenceSplit
+from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
+from hyperpod_ft.replay import __main__ as replay
 from hyperpod_ft.runs.records import outputs_of
 from hyperpod_ft.runs.run import Run
-from tests.training.conftest import Jobs, kit, metrics
+from tests.training.conftest import Jobs, kit, metrics, process_group_of_its_own
 from tests.training.every_stage import perform
+from tests.unit.stage_runs import finish, tree
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
@@ -48,6 +52,31 @@ def test_preferences_on_a_fine_tuned_model(quickstart: Run, jobs: Jobs) -> None:
     assert "- dpo\n" in card and "direct preference optimization, beta 0.1" in card
     compared = kit("compare", str(run.paths.directory))
     assert "validation rewards/accuracies" in compared and "100.0%" in compared
+    status, lines = replayed(run, 2)
+    assert status == 0 and "since 2 ranks have added in another order" in lines[1]
+    assert lines[2].startswith("loss ") and lines[4].endswith(": equal")
+
+
+@pytest.fixture(autouse=True)
+def _replays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`replay` in this process, which has imported what its program imports."""
+
+    def call(command: list[str], env: dict[str, str]) -> int:
+        assert command[1:3] == ["-m", "hyperpod_ft.replay"] and env["OMP_NUM_THREADS"] == "1"
+        with monkeypatch.context() as patched, process_group_of_its_own(), pytest.raises(SystemExit) as ended:
+            patched.setattr(sys, "argv", command[2:])
+            replay.main()
+        return int(str(ended.value.code))
+
+    monkeypatch.setattr("subprocess.call", call)
+
+
+def replayed(run: Run, step: int) -> tuple[int, list[str]]:
+    """Exit code and lines of `replay`, which must leave all files as they are."""
+    before = tree(run.paths.root)
+    done = CliRunner().invoke(app, ["replay", str(run.paths.directory), "--step", str(step)])
+    assert tree(run.paths.root) == before
+    return done.exit_code, done.output.splitlines()
 
 
 def flip(file: Path) -> None:
@@ -145,3 +174,59 @@ def test_what_is_removed_or_missing(quickstart: Run) -> None:
     samples.rename(aside)
     assert verified(quickstart)[1][-1] == "generate     has not run"
     aside.rename(samples)
+
+
+def test_a_step_again(quickstart: Run) -> None:
+    paths = quickstart.paths
+    for step, begun in {1: "the base model", 2: "the base model", 3: "the checkpoint of step 2"}.items():
+        status, lines = replayed(quickstart, step)
+        assert status == 0 and f"step {step} of {paths.full_name}, from {begun}, by one process on cpu" == lines[0]
+        assert lines[1] == "expected: the same bits, since one rank, on this host, with the same packages"
+        assert all(line.endswith(": equal") for line in lines[2:5])
+        assert lines[5].endswith("no checkpoint was kept after this step" if step == 1 else ": equal")
+    status, lines = replayed(quickstart, 4)
+    assert status == 2 and lines[-1].endswith("metrics.jsonl; the nearest that is: --step 3")
+
+
+def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
+    paths = quickstart.paths
+    rows = np.load(paths.dataset_path / "train" / "labels.npy", mmap_mode="r+")
+    order = DataOrder(len(rows), quickstart.config.seed, 2, 1, 1)
+    row = order.step(3)[0]
+    label = int(np.flatnonzero(rows[row] >= 0)[-1])
+    rows[row, label] += 1
+    rows.flush()
+    assert replayed(quickstart, 2)[0] == 0, "another step"
+    status, lines = replayed(quickstart, 3)
+    assert status == 1 and lines[-1].startswith("wrong: loss, gradient norm, weights; ")
+    assert lines[-1].endswith(f"verify {paths.directory} --run says whether a file has changed")
+    rows[row, label] -= 1
+    rows.flush()
+
+    settings = paths.config_path.read_text()
+    paths.config_path.write_text(settings.replace("learning_rate: 0.008", "learning_rate: 0.008001"))
+    status, lines = replayed(quickstart, 3)
+    assert status == 1 and lines[-1].startswith("wrong: learning rate, weights; ")
+    paths.config_path.write_text(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (["engine=trl", *ONE_RANK], "engine: trl: only steps of engine torch can be computed again"),
+        (ONE_RANK, "a step needs the base model and the rows: stage download: has not run"),
+        (["lora.dropout=0.1"], "lora.dropout: dropout, whose masks one process draws only for a run of one rank"),
+    ],
+)
+def test_what_cannot_be_computed_again(quickstart: Run, tmp_path: Path, changes: list[str], refused: str) -> None:
+    run = recipe("quickstart", tmp_path / "root", *changes)
+    run.freeze()
+    finish(run, "env")
+    if "dropout" in refused:  # its ranks are four
+        for stage in ("download", "dataset"):
+            finish(run, stage)
+        publish.write_text(run.paths.metrics_path, '{"step": 1}\n')
+        run.paths.base_model.parent.mkdir(parents=True)
+        run.paths.base_model.symlink_to(quickstart.paths.base_model)
+    status, lines = replayed(run, 1)
+    assert status == 2 and refused in lines[-1]
