@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from hyperpod_ft.progress import count, format_bytes
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.sharded.sharded import ShardedCheckpoint
     from hyperpod_ft.checkpoint.verify.verify import Verification
+    from hyperpod_ft.runs.chain import Link
 
 app = typer.Typer()
 
@@ -237,12 +239,19 @@ def verify(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the model on that server.", show_default="its first")
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Of a run, instead: are all files from the data to the answers as recorded?")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check that a model or adapter is complete, finite and as expected; exit code 1 if it is not.
 
     Of a run, its tuned model.
     """
+    if run:
+        if against or adapter or base or logits or served or model:
+            raise UserError("--run: checks the files of a run, and takes no option but --json", "leave the others out")
+        raise typer.Exit(0 if _verify_run(reference, as_json) else 1)
     from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory
     from hyperpod_ft.launch.finished import tuned_directory
     from hyperpod_ft.launch.launchers import Launchers
@@ -263,6 +272,29 @@ def verify(
     else:
         _print_verification(verified)
     raise typer.Exit(0 if verified.ok else 1)
+
+
+def _verify_run(reference: str | None, as_json: bool) -> bool:
+    """Print each link of a run's chain of digests; whether none is broken."""
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.runs import chain, references
+
+    run = references.find(reference)
+    Launchers().bring_small_files(run)
+    found = []
+    for link in chain.links(run):
+        found.append(link)
+        if not as_json:
+            print(f"wrong: {link.name}: {printable(link.broken)}" if link.broken else f"{link.name:<12} {_link(link)}")
+    ok = not found[-1].broken
+    if as_json:
+        print_json({"run": run.paths.full_name, "ok": ok, "links": [asdict(link) for link in found]})
+    return ok
+
+
+def _link(link: "Link") -> str:
+    counts = ((link.files, "as recorded"), (link.gone, "removed since"), (link.unknown, "without a recorded digest"))
+    return link.waits or ", ".join(f"{count(files, 'file')} {how}" for files, how in counts if files) or "as recorded"
 
 
 def _print_verification(verified: "Verification") -> None:

@@ -19,6 +19,7 @@ from hyperpod_ft.cli.evaluation import app as evaluation_app
 from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.options import Json, Overrides, Root, RunReference, RunReferences, Watch, command_group
 from hyperpod_ft.cli.output.tables import print_json
+from hyperpod_ft.cli.replay import app as replay_app
 from hyperpod_ft.cli.sharing import app as sharing_app
 from hyperpod_ft.cli.sweep.commands import app as sweep_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of, printable
@@ -32,7 +33,7 @@ app = typer.Typer(
     cls=command_group(
         headings={
             "A run": "init data plan submit watch status logs cancel resume render",
-            "Results": "report view list compare eval track",
+            "Results": "report view list compare eval replay track",
             "The tuned model": "ask serve verify deploy push",
             "Many runs": "sweep clean",
             "Checkpoints and models without a run": "consolidate merge",
@@ -50,6 +51,7 @@ app.add_typer(checkpoint_app)
 app.add_typer(evaluation_app)
 app.add_typer(doctor_app)
 app.add_typer(clean_app)
+app.add_typer(replay_app)
 app.add_typer(sharing_app)
 for _annex in annexes():
     for _commands in _annex.commands():

@@ -4,7 +4,8 @@ import contextlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -88,6 +89,7 @@ class Manifest:
     files: dict[str, int]
     content: str = ""  # of the objects of an S3 URI: Listing.content
     finished: str = ""  # what was made of the files: Wanted.finish
+    xxh3: dict[str, str] = field(default_factory=dict)  # name to XXH3 (128 bits) as hex
 
     @classmethod
     def of(cls, wanted: Wanted, listing: Listing) -> "Manifest":
@@ -98,6 +100,12 @@ class Manifest:
     def of_finished(self, directory: Path, how: str) -> "Manifest":
         files = {path.relative_to(directory).as_posix(): path.stat().st_size for path in digests.files_below(directory)}
         return replace(self, files=files, finished=how)
+
+    def with_digests(self, directory: Path) -> "Manifest":
+        """Reads all files."""
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(digests.file_xxh3, (directory / name for name in self.files))
+            return replace(self, xxh3=dict(zip(self.files, found, strict=True)))
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest | None":
@@ -163,7 +171,7 @@ def _fetch(wanted: Wanted) -> Manifest:
             how = wanted.finish(partial)
         if how:
             manifest = manifest.of_finished(partial, how)
-        publish.write_json(partial / MANIFEST, asdict(manifest))
+        publish.write_json(partial / MANIFEST, asdict(manifest.with_digests(partial)))
     return manifest
 
 

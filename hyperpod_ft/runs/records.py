@@ -1,18 +1,21 @@
 """The record of a finished stage."""
 
 import calendar
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.data.images import FILES as IMAGES
-from hyperpod_ft.digests import file_sha256, files_below
+from hyperpod_ft.digests import file_sha256, file_xxh3, files_below, text_sha256
 
 
 def _of_the_calendar(text: str) -> str:
@@ -30,14 +33,25 @@ CARD = "README.md"  # of a model; the one output that may change: its owner edit
 
 @dataclass(frozen=True)
 class Output:
-    """One file that a stage left: its path relative to `cluster.root`, size in bytes, and SHA-256.
+    """One file that a stage left: its path relative to `cluster.root`, size in bytes, and a digest, in hex.
 
-    The digest is empty where nothing checks it: hashing a model takes longer than writing it.
+    That of models and of what was fetched is XXH3 (128 bits): SHA-256 would take longer than writing them. Both are
+    empty where the file may be made again with other bytes, such as a compiled graph.
     """
 
     path: str
     size: int
     sha256: str
+    xxh3: str = ""
+
+    @property
+    def digest(self) -> str:
+        return self.sha256 or self.xxh3
+
+    def is_changed(self, root: Path) -> bool:
+        """Whether the file has another digest; reads all of it."""
+        file = root / self.path
+        return (file_sha256(file) if self.sha256 else file_xxh3(file)) != self.digest
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,16 @@ class Record:
     host: str
     job_id: str
     versions: dict[str, str] = field(default_factory=dict)
+    input_digests: dict[str, str] = field(default_factory=dict)  # `digest` of the records of the stages it needed
+
+    @property
+    def digest(self) -> str:
+        """A hex digest of what the stage left and of what it was made of, the same when it is made again.
+
+        Without the model's card, which may change.
+        """
+        left = [(one.path, one.digest) for one in self.outputs if one.digest and Path(one.path).name != CARD]
+        return text_sha256(json.dumps([left, self.input_digests], sort_keys=True))
 
     @classmethod
     def read(cls, path: Path) -> "Record | None":
@@ -88,11 +112,33 @@ def unix_time(text: str) -> float:
     return float(calendar.timegm(time.strptime(text, ISO_UTC)))
 
 
-def outputs_of(root: Path, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
-    """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""
-    files = [file for path in paths for file in files_below(path)]
-    digested = {file for file in files if digests and file.name != IMAGES}  # each image is checked when it is read
-    return tuple(
-        Output(file.relative_to(root).as_posix(), file.stat().st_size, file_sha256(file) if file in digested else "")
-        for file in files
-    )
+def outputs_of(
+    root: Path,
+    paths: Iterable[Path],
+    *,
+    digests: bool = True,
+    sha256: Mapping[Path, str] = MappingProxyType({}),
+    xxh3: Mapping[Path, str] = MappingProxyType({}),
+) -> tuple[Output, ...]:
+    """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, its digest.
+
+    `sha256`, `xxh3`: those that are known, of any of the files. Others are read for their SHA-256.
+    """
+
+    def output(file: Path) -> Output:
+        path, size = file.relative_to(root).as_posix(), file.stat().st_size
+        if not digests:
+            return Output(path, size, "")
+        if file in xxh3 or file.name == IMAGES:  # training checks each image when it reads it
+            return Output(path, size, "", xxh3.get(file) or file_xxh3(file))
+        return Output(path, size, sha256.get(file) or file_sha256(file))
+
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(output, [file for path in paths for file in files_below(path)]))
+
+
+def first_changed(root: Path, outputs: Sequence[Output]) -> Output | None:
+    """The first of the outputs that has another digest than the recorded one. Raises OSError for a missing file."""
+    with ThreadPoolExecutor() as pool:
+        changed = pool.map(lambda output: output.is_changed(root), outputs)
+        return next((output for output, found in zip(outputs, changed, strict=True) if found), None)

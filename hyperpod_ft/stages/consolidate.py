@@ -6,6 +6,7 @@ python -m hyperpod_ft.stages.consolidate RUN_DIR
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
+from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.data import chat_template, tokenizer
 from hyperpod_ft.engines import checkpoint_directory
@@ -47,7 +48,7 @@ def work(run: Run) -> Result:
         "tensors": done.tensors,
         "nbytes": done.nbytes,
     }
-    return Result((output,), facts)
+    return Result((output,), facts, xxh3=checksums.by_path(output))
 
 
 def _best(journal: Journal) -> Path:

@@ -6,6 +6,8 @@ Writes `paths.fetched` and `paths.inputs`, each with a manifest. The only stage 
 on the kit's own interpreter: neither torch nor transformers is imported.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.download import adapter, assets
@@ -29,7 +31,14 @@ def work(run: Run) -> Result:
     return Result(
         list(dict.fromkeys(run.paths.inputs)),
         {key: _facts(manifest) for key, manifest in fetched.items()},
+        xxh3=_digests(run.paths.inputs),
     )
+
+
+def _digests(directories: Iterable[Path]) -> dict[Path, str]:
+    """Those of the files as they were fetched: a file that has changed since is not what the run began with."""
+    found = ((directory, Manifest.read(directory)) for directory in directories)
+    return {directory / name: digest for directory, one in found if one for name, digest in one.xxh3.items()}
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

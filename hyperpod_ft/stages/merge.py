@@ -5,6 +5,7 @@ python -m hyperpod_ft.stages.merge RUN_DIR
 
 from dataclasses import asdict
 
+from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.progress import count
 from hyperpod_ft.runs.run import Run
@@ -28,7 +29,7 @@ def work(run: Run) -> Result:
         f" copied; {done.nbytes / 1e6:.1f} MB in {count(done.shards, 'file')} -> {run.paths.tuned_model}",
         flush=True,
     )
-    return Result((run.paths.tuned_model,), asdict(done))
+    return Result((run.paths.tuned_model,), asdict(done), xxh3=checksums.by_path(run.paths.tuned_model))
 
 
 if __name__ == "__main__":

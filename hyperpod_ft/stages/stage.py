@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
+from hyperpod_ft.runs import chain
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import Record, outputs_of, utc_now
 from hyperpod_ft.runs.run import Run
@@ -39,10 +40,15 @@ _REPORTED_PACKAGES = (
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a stage: the files or directories it wrote, and facts for its record."""
+    """The result of a stage: the files or directories it wrote, and facts for its record.
+
+    `sha256`, `xxh3`: digests of the files, where they are known.
+    """
 
     outputs: Sequence[Path] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    sha256: Mapping[Path, str] = field(default_factory=dict)
+    xxh3: Mapping[Path, str] = field(default_factory=dict)
 
 
 def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | None = None) -> None:
@@ -83,19 +89,26 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             print(f"{name}: already done, nothing to do", flush=True)
             return
         started, clock = utc_now(), time.monotonic()
+        read = chain.input_digests(run.journal, stage_plan)
         result = work(run)
         Record(
             stage=name,
             fingerprint=stage_plan.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in stage_plan.needs},
-            # training compares the digests of its rows; models contain their own checksums
-            outputs=outputs_of(run.paths.root, result.outputs, digests=name == "dataset"),
+            outputs=outputs_of(
+                run.paths.root,
+                result.outputs,
+                digests=name not in chain.TOOLS,
+                sha256=result.sha256,
+                xxh3=result.xxh3,
+            ),
             facts=result.facts,
             started=started,
             seconds=round(time.monotonic() - clock, 3),
             host=platform.node(),
             job_id=own_job_id(),
             versions=versions(),
+            input_digests=read,
         ).write(run.paths.record_path(name))
     print(f"{name}: done in {time.monotonic() - clock:.1f} s", flush=True)
     _report_finished(run, name)

@@ -32,19 +32,18 @@ if __name__ == "__main__":
 import contextlib
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer
 from hyperpod_ft.data.images.reader import ImageReader, of_prompts
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.text import run_prompts
-from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
 from hyperpod_ft.engines.ranks import NO_TIMEOUT, Interrupted, Ranks, join_ranks
@@ -55,6 +54,7 @@ from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import with_adapter
 from hyperpod_ft.runs.journal import Journal
+from hyperpod_ft.runs.records import first_changed
 from hyperpod_ft.runs.results import places, usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -104,7 +104,9 @@ def _run_rank_0(ranks: Ranks) -> None:
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
         return stage.Result(
-            (trained.checkpoint, run.paths.metrics_path), trained.facts | graphs | restarted | ran | usage.totals(run)
+            (trained.checkpoint, run.paths.metrics_path),
+            trained.facts | graphs | restarted | ran | usage.totals(run),
+            sha256=description.digests(trained.checkpoint),
         )
 
     try:
@@ -239,14 +241,11 @@ def check_data(journal: Journal) -> None:
             "prepare it again: hyperpod-ft submit RUN_FILE --only dataset --force",
         )
     outputs = [output for output in record.outputs if output.sha256] if record else []
-    with ThreadPoolExecutor() as pool:
-        digests = list(pool.map(file_sha256, (journal.paths.root / output.path for output in outputs)))
-    for output, digest in zip(outputs, digests, strict=True):
-        if digest != output.sha256:
-            raise UserError(
-                f"{journal.paths.root / output.path}: differs from what stage dataset wrote",
-                "run: hyperpod-ft submit RUN_FILE --only dataset --force",
-            )
+    if changed := first_changed(journal.paths.root, outputs):
+        raise UserError(
+            f"{journal.paths.root / changed.path}: differs from what stage dataset wrote",
+            "run: hyperpod-ft submit RUN_FILE --only dataset --force",
+        )
 
 
 def training_task(run: Run, layout: Layout) -> TrainingTask:

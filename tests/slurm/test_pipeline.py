@@ -127,7 +127,7 @@ def test_a_run_that_fails_is_resumed_and_leaves_what_was_promised(head: Head, sh
     for stage in STAGES:
         record = run.journal.record(stage)
         assert record is not None and record.job_id == jobs_of_stages[stage]
-        assert all(len(output.sha256) == (64 if stage == "dataset" else 0) for output in record.outputs)
+        assert all(len(output.digest) in (32, 64) for output in record.outputs)
 
     # a second submission of a finished run submits nothing and says so
     assert "Nothing to submit" in head("submit", run_file)

@@ -42,6 +42,11 @@ def recorded(directory: Path) -> dict[str, str]:
     return digests
 
 
+def by_path(directory: Path) -> dict[Path, str]:
+    """The same, by path."""
+    return {directory / name: digest for name, digest in recorded(directory).items()}
+
+
 def record(directory: Path, digests: Mapping[str, str]) -> None:
     """Record the digests of files, by their names below `directory`, next to each of them."""
     lines_of: dict[Path, list[str]] = defaultdict(list)

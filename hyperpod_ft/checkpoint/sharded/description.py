@@ -127,6 +127,11 @@ def read(directory: Path) -> Description:
     return validate(file, values, Description, _REMEDY)
 
 
+def digests(directory: Path) -> dict[Path, str]:
+    """The SHA-256 of a checkpoint's files, as recorded in its description. Raises as `read` does."""
+    return {directory / name: digest for name, digest in read(directory).sha256.items()}
+
+
 def write(directory: Path, description: Description) -> None:
     publish.write_json(directory / NAME, description.model_dump(mode="json"))
 

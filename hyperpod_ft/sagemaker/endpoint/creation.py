@@ -12,6 +12,7 @@ from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.runs import chain
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
@@ -164,6 +165,7 @@ class Creation:
             "instance_type": target.settings.instance_type,
             "image": self.deployment.requests.model["PrimaryContainer"]["Image"],
             "asked_at": utc_now(),
+            "model": chain.model_digest(run.journal),
         }
         publish.write_json(run.paths.endpoint_proof, about | proof.as_dict())
         return proof

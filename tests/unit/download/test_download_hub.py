@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from hyperpod_ft.runs.run import Run
 from tests.unit.hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
@@ -86,6 +87,7 @@ def test_only_what_is_needed_whole_and_without_links(tmp_path: Path, hub: Hub) -
         "files": {name: len(content) for name, content in sorted(MODEL.items())},
         "content": "",
         "finished": "",
+        "xxh3": {name: xxhash.xxh3_128_hexdigest(content) for name, content in sorted(MODEL.items())},
     }
     assert tree(run.paths.raw_datasets[0]).keys() == {".hyperpod-ft.json", "train.jsonl", "data/train-more.jsonl"}
     assert not any(path.is_symlink() for path in run.paths.root.rglob("*"))

@@ -18,6 +18,7 @@ from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import train
 from tests.conftest import MakeRun
+from tests.unit.described_checkpoints import describe
 
 
 def test_every_rank_trains_in_the_layout_that_rank_0_gives(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +29,7 @@ def test_every_rank_trains_in_the_layout_that_rank_0_gives(make_run: MakeRun, mo
 
     def train_in(task: TrainingTask, ranks: Ranks) -> TrainingResult:
         trained[ranks.rank] = task.layout
-        return TrainingResult(run.paths.directory, {})
+        return TrainingResult(describe(task.checkpoint(1), {}), {})
 
     run.freeze()
     plans = iter([layout])

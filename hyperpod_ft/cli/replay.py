@@ -1,0 +1,38 @@
+"""The command `replay`: a step of a run again."""
+
+import os
+import subprocess
+from typing import Annotated
+
+import typer
+
+from hyperpod_ft.cli.options import RunReference
+
+app = typer.Typer()
+
+
+@app.command()
+def replay(
+    reference: RunReference = None,
+    *,
+    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="A step that metrics.jsonl has.")],
+) -> None:
+    """Compute a step of the training again (engine torch): are the recorded figures those that it gives?
+
+    From the newest checkpoint before it, with the same rows, by one process on this machine: on a GPU if the run used
+    GPUs and one is here, otherwise on CPUs. Compares loss, gradient norm, learning rate, and the weights if a
+    checkpoint was kept after the step. Writes nothing to the run. Exit code 1 if a figure differs by more than printed.
+    """
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.jobs import job_python
+    from hyperpod_ft.shipped import PACKAGE
+
+    run = references.find(reference)
+    Launchers().bring_small_files(run)
+    run.journal.require_done("env", "there is no interpreter for its steps")
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
+    if not run.config.instance.has_accelerators:
+        environment["OMP_NUM_THREADS"] = "1"  # as its jobs had: more threads add in another order
+    command = [str(job_python(run.paths)), "-m", "hyperpod_ft.replay", str(run.paths.directory), str(step)]
+    raise typer.Exit(subprocess.call(command, env=environment))

@@ -1,0 +1,1 @@
+"""A step of a run's training again, to compare its figures with the recorded ones."""

@@ -1,0 +1,106 @@
+"""A step of a run's training again, from its recorded rows: are the recorded figures those that it gives?
+
+python -m hyperpod_ft.replay RUN_DIR STEP
+
+Exit status: 0 they are, 1 they are not, 2 it cannot be computed. Nothing in the run changes.
+"""
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.parallelism import Parallelism
+from hyperpod_ft.engines.torch.replay import replay
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
+from hyperpod_ft.planning.layout import Degrees
+from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.replay.figures import bound_of, wrong_figures
+from hyperpod_ft.runs.results.metrics import intact_rows
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.train import training_task
+
+_ALONE = Degrees(1, 1, 1, 1)
+
+
+def main() -> None:
+    """Replay a step from the command line."""
+    try:
+        sys.exit(0 if _replay(Run.open(Path(sys.argv[1])), int(sys.argv[2])) else 1)
+    except UserError as error:
+        print_error("replay", str(error))
+        sys.exit(EXIT_USER_ERROR)
+
+
+def _replay(run: Run, step: int) -> bool:
+    """Print what the step gives beside what is recorded; whether they agree."""
+    row = _recorded(run, step)
+    config = _alone(run.config, run.plan.degrees)
+    if run.plan.degrees.world_size > 1 or config.instance.device != run.config.instance.device:
+        _refuse_dropout(run)
+    with tempfile.TemporaryDirectory(prefix="hyperpod-ft-replay-") as scratch:
+        certificate, base = run.journal.certificate(), run.paths.base_model
+        layout = check_model_directory(config, _ALONE, base, certificate).layout
+        found = replay(replace(training_task(run, layout), config=config), step, Path(scratch))
+    bound = bound_of(run, found.device)
+    begun = f"the checkpoint of step {found.begun}" if found.begun else "the base model"
+    print(f"step {step} of {run.paths.full_name}, from {begun}, by one process on {found.device}")
+    print(f"expected: {'within rounding' if bound.relative else 'the same bits'}, since {bound.why}")
+    wrong = wrong_figures(found, row, bound)
+    if wrong:
+        print(
+            f"wrong: {', '.join(wrong)}; hyperpod-ft verify {run.paths.directory} --run says whether a file has changed"
+        )
+    return not wrong
+
+
+def _recorded(run: Run, step: int) -> dict[str, Any]:
+    """The row of the step in metrics.jsonl. Raises UserError when it has none, or the step cannot be computed here."""
+    if run.config.engine != "torch":
+        raise UserError(
+            f"engine: {run.config.engine}: only steps of engine torch can be computed again", "compare runs"
+        )
+    for stage in ("download", "dataset"):
+        run.journal.require_done(stage, "a step needs the base model and the rows")
+    rows = {row["step"]: row for _, row in intact_rows(run.paths.metrics_path)}
+    if step not in rows:
+        logged = min(rows, key=lambda other: abs(other - step), default=None)
+        remedy = "train first" if logged is None else f"the nearest that is: --step {logged}"
+        raise UserError(f"step {step}: is not in {run.paths.metrics_path}", remedy)
+    return rows[step]
+
+
+def _refuse_dropout(run: Run) -> None:
+    """Raise UserError when the ranks drew masks that this process cannot draw."""
+    model = of_language_model(read_config(run.paths.base_model)).items()
+    found = {f"config.json: {key}" for key, value in model if "drop" in key and isinstance(value, float) and value}
+    if found := found | ({"lora.dropout"} if run.config.lora.dropout else set()):
+        raise UserError(
+            f"{min(found)}: dropout, whose masks one process draws only for a run of one rank on such a device",
+            "compare runs",
+        )
+
+
+def _alone(config: RunConfig, degrees: Degrees) -> RunConfig:
+    """The config with which one process computes the same steps, from the same rows; on a CPU without such a GPU."""
+    found, device = torch.accelerator.current_accelerator(), config.instance.device
+    here = device == "cpu" or (device == "cuda" and found is not None and found.type == device)
+    if here and degrees.world_size == 1:
+        return config
+    steps = config.training.gradient_accumulation_steps * degrees.data_parallel
+    return config.model_copy(
+        update={
+            "cluster": config.cluster.model_copy(update={"nodes": 1} | ({} if here else {"instance_type": "local"})),
+            "training": config.training.model_copy(update={"gradient_accumulation_steps": steps}),
+            "parallelism": Parallelism(tensor_parallel=1, ranks_per_node=1),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

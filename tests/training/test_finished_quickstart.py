@@ -1,0 +1,232 @@
+"""All stages of the quickstart, and what follows: preferences on its model (docs/methods.md), the chain of digests."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hyperpod_ft import publish
+from hyperpod_ft.cli.main import app
+from hyperpod_ft.config import run_file
+from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
+from hyperpod_ft.replay import __main__ as replay
+from hyperpod_ft.runs.records import outputs_of
+from hyperpod_ft.runs.run import Run
+from tests.training.conftest import Jobs, kit, metrics, process_group_of_its_own
+from tests.training.every_stage import perform
+from tests.unit.stage_runs import finish, tree
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
+
+ONE_RANK = ["cluster.nodes=1", "parallelism.tensor_parallel=1", "parallelism.ranks_per_node=1"]
+SHORT_ANSWERS = ["generate.train_samples=2", "generate.validation_samples=2", "generate.max_new_tokens=4"]
+
+
+def recipe(name: str, root: Path, *changes: str) -> Run:
+    overrides = [f"cluster.root={root}", "training.max_steps=3", *changes]
+    return Run.of(run_file.load(run_file.find(name), overrides))
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("quickstart") / "root"
+    return perform(recipe("quickstart", root, *ONE_RANK, *SHORT_ANSWERS, "training.save_every_steps=2"))
+
+
+def test_preferences_on_a_fine_tuned_model(quickstart: Run, jobs: Jobs) -> None:
+    root, base = quickstart.paths.root, quickstart.paths.tuned_model
+    run = recipe("quickstart-dpo", root, f"model.source={base}", "training.learning_rate=1.0e-2", *SHORT_ANSWERS)
+    assert {"quickstart", "quickstart-dpo"} <= set(run_file.recipes())
+    perform(run, jobs.train)
+    facts = run.journal.record("train").facts  # type: ignore[union-attr]
+    assert facts["data_parallel"] == 2 and facts["final_loss"] < facts["first_loss"] == pytest.approx(0.6931, abs=1e-4)
+    assert facts["validation_rewards/accuracies"] > 0.9
+    assert [row["rewards/margins"] > 0 for row in metrics(run)] == [False, True, True]
+    split = PreferenceSplit(run.paths.dataset_path / "train")
+    assert split.documents == 2 * json.loads((run.paths.dataset_path / "report.json").read_text())["train_examples"]
+    card = (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
+    assert "- dpo\n" in card and "direct preference optimization, beta 0.1" in card
+    compared = kit("compare", str(run.paths.directory))
+    assert "validation rewards/accuracies" in compared and "100.0%" in compared
+    status, lines = replayed(run, 2)
+    assert status == 0 and "since 2 ranks have added in another order" in lines[1]
+    assert lines[2].startswith("loss ") and lines[4].endswith(": equal")
+
+
+@pytest.fixture(autouse=True)
+def _replays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`replay` in this process, which has imported what its program imports."""
+
+    def call(command: list[str], env: dict[str, str]) -> int:
+        assert command[1:3] == ["-m", "hyperpod_ft.replay"] and env["OMP_NUM_THREADS"] == "1"
+        with monkeypatch.context() as patched, process_group_of_its_own(), pytest.raises(SystemExit) as ended:
+            patched.setattr(sys, "argv", command[2:])
+            replay.main()
+        return int(str(ended.value.code))
+
+    monkeypatch.setattr("subprocess.call", call)
+
+
+def replayed(run: Run, step: int) -> tuple[int, list[str]]:
+    """Exit code and lines of `replay`, which must leave all files as they are."""
+    before = tree(run.paths.root)
+    done = CliRunner().invoke(app, ["replay", str(run.paths.directory), "--step", str(step)])
+    assert tree(run.paths.root) == before
+    return done.exit_code, done.output.splitlines()
+
+
+def flip(file: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def verified(run: Run) -> tuple[int, list[str]]:
+    done = CliRunner().invoke(app, ["verify", str(run.paths.directory), "--run"])
+    return done.exit_code, done.stdout.splitlines()
+
+
+def test_each_link_from_the_data_to_the_endpoint_is_checked(quickstart: Run) -> None:
+    paths, stages = quickstart.paths, ["download", "dataset", "train", "consolidate", "merge", "generate"]
+    publish.write_json(paths.endpoint_proof, {"model": quickstart.journal.record("merge").digest})  # type: ignore[union-attr]
+    status, lines = verified(quickstart)
+    assert status == 0 and [line.split()[0] for line in lines] == ["settings", *stages, "endpoint"]
+    assert all(line.endswith("as recorded") for line in lines)
+    assert json.loads(kit("verify", str(paths.directory), "--run", "--json"))["ok"]
+    links = [
+        ("download", *paths.raw_datasets[0].glob("*.jsonl")),
+        ("download", paths.base_model / "model.safetensors"),
+        ("dataset", paths.dataset_path / "train" / "labels.npy"),
+        ("train", paths.checkpoint(3) / "__0_0.distcp"),
+        ("train", paths.checkpoint(3) / "checkpoint.json"),
+        ("train", paths.metrics_path),
+        ("consolidate", paths.adapter / "adapter_model.safetensors"),
+        ("merge", paths.tuned_model / "model.safetensors"),
+        ("generate", paths.samples_path),
+    ]
+    for link, file in links:
+        flip(file)
+        status, lines = verified(quickstart)
+        assert status == 1 and len(lines) == 2 + stages.index(link), link
+        assert lines[-1].startswith(
+            f"wrong: {link}: {file}: differs from what stage {link} left; restore it, or remove"
+        )
+        assert f"--from {link} --force" in lines[-1]
+        flip(file)
+    changes = {
+        "settings": (
+            paths.config_path,
+            paths.config_path.read_text().replace("learning_rate: 0.008", "learning_rate: 9"),
+        ),
+        "endpoint": (paths.endpoint_proof, '{"model": "another"}'),
+    }
+    for link, (file, changed) in changes.items():
+        content = file.read_text()
+        file.write_text(changed)
+        status, lines = verified(quickstart)
+        assert status == 1 and lines[-1].startswith(f"wrong: {link}: {file}: "), lines
+        file.write_text(content)
+    paths.endpoint_proof.unlink()
+
+
+def test_what_a_stage_had_read_is_checked(quickstart: Run) -> None:
+    """After another `--only dataset --force`, the rows fit their record, but are not those of the training."""
+    root = quickstart.paths.root
+    for stage, reader in {
+        "download": "dataset",
+        "dataset": "train",
+        "train": "consolidate",
+        "merge": "generate",
+    }.items():
+        path, record = quickstart.paths.record_path(stage), quickstart.journal.record(stage)
+        assert record is not None
+        files = [root / output.path for output in record.outputs]
+        made, content = next(file for file in files if file.suffix != ".md"), path.read_text()
+        flip(made)
+        replace(record, outputs=outputs_of(root, files)).write(path)
+        status, lines = verified(quickstart)
+        assert status == 1
+        assert lines[-1].startswith(f"wrong: {reader}: {path}: is not of what stage {reader} has read; run: "), lines
+        flip(made)
+        path.write_text(content)
+
+
+def test_what_is_removed_or_missing(quickstart: Run) -> None:
+    paths = quickstart.paths
+    aside = paths.checkpoints.with_name("aside")
+    paths.checkpoints.rename(aside)  # as `clean` leaves a run
+    card = paths.tuned_model / "README.md"
+    card.write_text(card.read_text() + "my notes")
+    status, lines = verified(quickstart)
+    assert status == 0 and lines[3] == "train        1 file as recorded, 3 files removed since"
+    aside.rename(paths.checkpoints)
+    weights = paths.tuned_model / "model.safetensors"
+    weights.rename(aside)
+    status, lines = verified(quickstart)
+    assert status == 1 and lines[-1].startswith(f"wrong: merge: {weights}: is missing; restore it")
+    aside.rename(weights)
+    samples = paths.record_path("generate")
+    samples.rename(aside)
+    assert verified(quickstart)[1][-1] == "generate     has not run"
+    aside.rename(samples)
+
+
+def test_a_step_again(quickstart: Run) -> None:
+    paths = quickstart.paths
+    for step, begun in {1: "the base model", 2: "the base model", 3: "the checkpoint of step 2"}.items():
+        status, lines = replayed(quickstart, step)
+        assert status == 0 and f"step {step} of {paths.full_name}, from {begun}, by one process on cpu" == lines[0]
+        assert lines[1] == "expected: the same bits, since one rank, on this host, with the same packages"
+        assert all(line.endswith(": equal") for line in lines[2:5])
+        assert lines[5].endswith("no checkpoint was kept after this step" if step == 1 else ": equal")
+    status, lines = replayed(quickstart, 4)
+    assert status == 2 and lines[-1].endswith("metrics.jsonl; the nearest that is: --step 3")
+
+
+def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
+    paths = quickstart.paths
+    rows = np.load(paths.dataset_path / "train" / "labels.npy", mmap_mode="r+")
+    order = DataOrder(len(rows), quickstart.config.seed, 2, 1, 1)
+    row = order.step(3)[0]
+    label = int(np.flatnonzero(rows[row] >= 0)[-1])
+    rows[row, label] += 1
+    rows.flush()
+    assert replayed(quickstart, 2)[0] == 0, "another step"
+    status, lines = replayed(quickstart, 3)
+    assert status == 1 and lines[-1].startswith("wrong: loss, gradient norm, weights; ")
+    assert lines[-1].endswith(f"verify {paths.directory} --run says whether a file has changed")
+    rows[row, label] -= 1
+    rows.flush()
+
+    settings = paths.config_path.read_text()
+    paths.config_path.write_text(settings.replace("learning_rate: 0.008", "learning_rate: 0.008001"))
+    status, lines = replayed(quickstart, 3)
+    assert status == 1 and lines[-1].startswith("wrong: learning rate, weights; ")
+    paths.config_path.write_text(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (["engine=trl", *ONE_RANK], "engine: trl: only steps of engine torch can be computed again"),
+        (ONE_RANK, "a step needs the base model and the rows: stage download: has not run"),
+        (["lora.dropout=0.1"], "lora.dropout: dropout, whose masks one process draws only for a run of one rank"),
+    ],
+)
+def test_what_cannot_be_computed_again(quickstart: Run, tmp_path: Path, changes: list[str], refused: str) -> None:
+    run = recipe("quickstart", tmp_path / "root", *changes)
+    run.freeze()
+    finish(run, "env")
+    if "dropout" in refused:  # its ranks are four
+        for stage in ("download", "dataset"):
+            finish(run, stage)
+        publish.write_text(run.paths.metrics_path, '{"step": 1}\n')
+        run.paths.base_model.parent.mkdir(parents=True)
+        run.paths.base_model.symlink_to(quickstart.paths.base_model)
+    status, lines = replayed(run, 1)
+    assert status == 2 and refused in lines[-1]
