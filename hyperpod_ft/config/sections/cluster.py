@@ -69,14 +69,14 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of every other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often training restarts after a crash, at most. Neither time limits nor requeues by"
+        description="How often training restarts after a crash or hang, at most. Neither time limits nor requeues by"
         " Slurm itself count. In SageMaker training jobs, lost instances count too, and SageMaker retries each job this"
         " often after its own internal errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
         description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs (at most 2 on instance type"
-        " `local`). Other CPU stages request 1 or 2.",
+        " `local`).",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory of each CPU stage, in GB; Slurm's default if not set."

@@ -28,8 +28,7 @@ class Parallelism(Section):
     pipeline_schedule: Literal["1f1b", "interleaved", "gpipe"] = Field(
         "1f1b",
         description="Order of the micro batches (engine torch): `1f1b` (one forward, one backward), `interleaved`"
-        " (1F1B with several stages on a rank: less idle time, more communication), or `gpipe` (all"
-        " forward passes first: the most memory).",
+        " (1F1B with several stages on a rank) or `gpipe` (all forward passes first); docs/parallelism.md.",
     )
     virtual_pipeline_parallel: PositiveInt = Field(
         2, ge=2, description="Stages on each rank with schedule `interleaved` (engine torch)."
