@@ -38,7 +38,10 @@ PLACES = TypeAdapter(tuple[StepPlace, ...])
 
 
 def read(paths: RunPaths) -> tuple[StepPlace, ...]:
-    """The place of the first steps, and each change after it: a row is of the attempt that had begun last before it."""
+    """The place of the first steps, and each change after it: a row is of the attempt that had begun last before it.
+
+    Steps whose attempt says no place are left out.
+    """
     attempts = usage.read(paths)
     starts = [unix_time(attempt.started) for attempt in attempts]
     found: list[StepPlace] = []
@@ -49,7 +52,7 @@ def read(paths: RunPaths) -> tuple[StepPlace, ...]:
             continue
         attempt = attempts[begun - 1]
         place = StepPlace(row["step"], attempt.nodes, attempt.instance_type, attempt.degrees)
-        if not found or str(place) != str(found[-1]):
+        if attempt.instance_type and (not found or str(place) != str(found[-1])):
             found.append(place)
     return tuple(found)
 

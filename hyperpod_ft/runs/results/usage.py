@@ -34,8 +34,9 @@ class Usage:
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     nodes: Annotated[int, Field(ge=0)]
     accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
-    instance_type: str
-    degrees: str  # of parallelism, in words
+    # empty in files of earlier versions
+    instance_type: str = ""
+    degrees: str = ""  # of parallelism, in words
 
 
 _USAGE = TypeAdapter(Usage)
