@@ -18,8 +18,8 @@ class StepPlace:
 
     step: int
     nodes: int
-    instance_type: str
-    degrees: str  # for example `dp 4 x tp 8`
+    instance_type: usage.Words
+    degrees: usage.Words  # for example `dp 4 x tp 8`
 
     def __str__(self) -> str:
         return f"{self.instances} ({self.degrees})"

@@ -23,6 +23,8 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 
 _EVERY_SECONDS = 15.0
+# Some words that a terminal can show: the run may be another user's. A file with others counts as damaged.
+Words = Annotated[str, Field(pattern=r"^\P{C}{0,100}$")]
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Usage:
     nodes: Annotated[int, Field(ge=0)]
     accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
     # empty in files of earlier versions
-    instance_type: str = ""
-    degrees: str = ""  # of parallelism, in words
+    instance_type: Words = ""
+    degrees: Words = ""  # of parallelism, in words
 
 
 _USAGE = TypeAdapter(Usage)

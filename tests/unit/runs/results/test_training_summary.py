@@ -65,6 +65,8 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
         del earlier[name]
     publish.write_json(run.paths.usage_path / "3.json", earlier)
     publish.write_text(run.paths.usage_path / "4.json", "{")
+    for name in ("instance_type", "degrees"):  # another user may write what controls a terminal
+        publish.write_json(run.paths.usage_path / f"{name}.json", earlier | {name: "\x1b[2J"})
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.paths.directory == run.paths.directory, "a price makes no other run"
@@ -95,6 +97,8 @@ def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.
     finish(run, "train", FACTS | {"places": [asdict(place) for place in current.places]})
     expected = "2 x trn1.32xlarge, from step 3: 1 x trn1.32xlarge (dp 4 x tp 8)"
     assert training_summary.require(run).instances == expected
+    finish(run, "train", FACTS | {"places": [asdict(replace(current.places[0], degrees="\x1b[2J"))]})
+    assert training_summary.require(run).instances == "2 x trn1.32xlarge"
     finish(run, "train", FACTS | {"places": [{"step": "x"}]})
     assert training_summary.require(run).instances == "2 x trn1.32xlarge", "as it would run now"
 
