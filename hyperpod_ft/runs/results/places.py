@@ -44,6 +44,7 @@ def read(paths: RunPaths) -> tuple[StepPlace, ...]:
     """
     attempts = usage.read(paths)
     starts = [unix_time(attempt.started) for attempt in attempts]
+    never_moved = len({(attempt.nodes, attempt.instance_type, attempt.degrees) for attempt in attempts}) == 1
     found: list[StepPlace] = []
     for _, row in intact_rows(paths.metrics_path) if attempts else ():
         written = row.get("time")
@@ -54,6 +55,8 @@ def read(paths: RunPaths) -> tuple[StepPlace, ...]:
         place = StepPlace(row["step"], attempt.nodes, attempt.instance_type, attempt.degrees)
         if attempt.instance_type and (not found or str(place) != str(found[-1])):
             found.append(place)
+        if found and never_moved:
+            break  # `status` then parses few rows
     return tuple(found)
 
 

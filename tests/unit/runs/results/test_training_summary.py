@@ -101,6 +101,10 @@ def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.
     assert training_summary.require(run).instances == "2 x trn1.32xlarge"
     finish(run, "train", FACTS | {"places": [{"step": "x"}]})
     assert training_summary.require(run).instances == "2 x trn1.32xlarge", "as it would run now"
+    readable = status(run, Launchers())
+    run.paths.metrics_path.unlink()
+    run.paths.metrics_path.mkdir()
+    assert status(run, Launchers()) == replace(readable, places=())
 
 
 def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
