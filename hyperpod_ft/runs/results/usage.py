@@ -7,10 +7,11 @@ begins when its stage starts to work, some seconds after its job; the end of one
 
 import contextlib
 import os
+import platform
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -39,28 +40,43 @@ class Usage:
     # empty in files of earlier versions
     instance_type: Words = ""
     degrees: Words = ""  # of parallelism, in words
+    ranks: Annotated[int, Field(ge=1)] = 1
+    micro_batch_size: Annotated[int, Field(ge=1)] = 1
+    host: Words = ""  # of rank 0
 
 
 _USAGE = TypeAdapter(Usage)
 
 
+def beginning(run: Run) -> Usage:
+    """An attempt of the run that begins now, on this host."""
+    degrees, cluster = run.plan.degrees, run.config.cluster
+    return Usage(
+        job_id=own_job_id(),
+        started=utc_now(),
+        seconds=0.0,
+        nodes=degrees.nodes,
+        accelerators=degrees.nodes * run.config.instance.devices,
+        instance_type=cluster.instance_type,
+        degrees=str(degrees),
+        ranks=degrees.world_size,
+        micro_batch_size=run.config.training.micro_batch_size,
+        host=platform.node(),
+    )
+
+
 @contextlib.contextmanager
 def recording_usage(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
-    started, clock = utc_now(), time.monotonic()
-    job_id = own_job_id()
-    path = run.paths.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
-    degrees, instance = run.plan.degrees, run.config.cluster.instance_type
-    nodes = degrees.nodes
-    accelerators = nodes * run.config.instance.devices
+    begun, clock = beginning(run), time.monotonic()
+    path = run.paths.usage_path / f"{begun.started.replace(':', '')}-{os.getpid()}.json"
     ended = threading.Event()
 
     def write() -> None:
         seconds = round(time.monotonic() - clock, 3)
         # a full volume is reported by what the training itself writes
         with contextlib.suppress(OSError):
-            held = Usage(job_id, started, seconds, nodes, accelerators, instance, str(degrees))
-            publish.write_json(path, asdict(held))
+            publish.write_json(path, asdict(replace(begun, seconds=seconds)))
 
     def keep() -> None:
         while not ended.wait(_EVERY_SECONDS):
