@@ -10,7 +10,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
@@ -43,6 +43,7 @@ class Usage:
     ranks: Annotated[int, Field(ge=1)] = 1
     micro_batch_size: Annotated[int, Field(ge=1)] = 1
     host: Words = ""  # of rank 0
+    price_per_node_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 _USAGE = TypeAdapter(Usage)
@@ -62,6 +63,7 @@ def beginning(run: Run) -> Usage:
         ranks=degrees.world_size,
         micro_batch_size=run.config.training.micro_batch_size,
         host=platform.node(),
+        price_per_node_hour=cluster.price_per_node_hour,
     )
 
 
@@ -114,7 +116,7 @@ def totals(run: Run) -> dict[str, Any]:
         "attempts": len(every),
         "node_hours": round(hours, 4),
         "accelerator_hours": round(accelerator_hours, 4) or None,
-        "cost": cost(run.config, hours),
+        "cost": cost(run.config, every),
     }
 
 
@@ -122,7 +124,18 @@ def node_hours(attempts: Iterable[Usage]) -> float:
     return sum(attempt.nodes * attempt.seconds for attempt in attempts) / 3600
 
 
-def cost(config: RunConfig, node_hours: float) -> float | None:
-    """The cost in the currency of `cluster.price_per_node_hour`; None where that is not given."""
-    price = config.cluster.price_per_node_hour
-    return None if price is None else round(node_hours * price, 4)
+def cost(config: RunConfig, attempts: Sequence[Usage]) -> float | None:
+    """The cost in the currency of `cluster.price_per_node_hour`; None where a price is not given.
+
+    The price of the run file counts for every attempt on its instance type: it may be given, or corrected, afterwards.
+    On another type, the price that an attempt had counts.
+    """
+    now = config.cluster
+    prices = [
+        now.price_per_node_hour if one.instance_type in ("", now.instance_type) else one.price_per_node_hour
+        for one in attempts
+    ]
+    if now.price_per_node_hour is None and not attempts:
+        return None
+    costs = [node_hours([one]) * price for one, price in zip(attempts, prices, strict=True) if price is not None]
+    return round(sum(costs), 4) if len(costs) == len(attempts) else None

@@ -68,6 +68,14 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     for name in ("instance_type", "degrees"):  # another user may write what controls a terminal
         publish.write_json(run.paths.usage_path / f"{name}.json", earlier | {name: "\x1b[2J"})
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
+    other_type = replace(usage.read(run.paths)[0], nodes=1, seconds=3600.0, instance_type="p5.48xlarge")
+    for price, cost in {50.0: 90.0, None: None}.items():
+        priced = replace(other_type, price_per_node_hour=price)
+        publish.write_json(run.paths.usage_path / "5.json", asdict(priced))
+        assert usage.totals(run)["cost"] == cost, "each type at its own price"
+    finish(run, "train", FACTS | {"places": [{"step": 1, "nodes": 1, "instance_type": "p5.48xlarge", "degrees": ""}]})
+    assert training_summary.require(run).cost == FACTS["cost"]
+    (run.paths.usage_path / "5.json").unlink()
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.paths.directory == run.paths.directory, "a price makes no other run"
     assert usage.totals(free)["cost"] is None
