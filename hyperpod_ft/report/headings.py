@@ -140,7 +140,7 @@ def cost(report: RunReport) -> str:
     assert held is not None
     hours = f"{number(held.node_hours)} node-hours"
     if held.cost is None:
-        return f"Training took {hours}; the run file has no price"
+        return f"Training took {hours}; their price is not known"
     each = f" at {held.cost / held.node_hours:,.2f} each" if held.node_hours else ""
     return f"Training cost {held.cost:,.2f}: {hours}{each}"
 
