@@ -1,5 +1,6 @@
 """The current state of runs: from their records, then the launchers, then the files that their scripts left."""
 
+import contextlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -103,7 +104,10 @@ class RunStatus:
 
 def status(run: Run, launchers: Launchers) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
-    return replace(_status(run, launchers), places=places.read(run.paths))
+    ran: tuple[StepPlace, ...] = ()
+    with contextlib.suppress(OSError):  # of the rows: the state is known without them
+        ran = places.read(run.paths)
+    return replace(_status(run, launchers), places=ran)
 
 
 def _status(run: Run, launchers: Launchers) -> RunStatus:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.engines.torch.replay import replay
@@ -21,7 +22,8 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.replay.figures import bound_of, wrong_figures
-from hyperpod_ft.runs.results.metrics import intact_rows
+from hyperpod_ft.runs.results import places, usage
+from hyperpod_ft.runs.results.usage import Usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import training_task
 
@@ -39,15 +41,16 @@ def main() -> None:
 
 def _replay(run: Run, step: int) -> bool:
     """Print what the step gives beside what is recorded; whether they agree."""
-    row = _recorded(run, step)
-    config = _alone(run.config, run.plan.degrees)
-    if run.plan.degrees.world_size > 1 or config.instance.device != run.config.instance.device:
+    rows = _recorded(run, step)
+    row, ran = rows[step]
+    config = _alone(run, ran)
+    if ran.ranks > 1 or config.instance.device != CATALOGUE[ran.instance_type].device:
         _refuse_dropout(run)
     with tempfile.TemporaryDirectory(prefix="hyperpod-ft-replay-") as scratch:
         certificate, base = run.journal.certificate(), run.paths.base_model
         layout = check_model_directory(config, _ALONE, base, certificate).layout
         found = replay(replace(training_task(run, layout), config=config), step, Path(scratch))
-    bound = bound_of(run, found.device)
+    bound = bound_of(run, found.device, [rows[number][1] for number in rows if found.begun < number <= step])
     begun = f"the checkpoint of step {found.begun}" if found.begun else "the base model"
     print(f"step {step} of {run.paths.full_name}, from {begun}, by one process on {found.device}")
     print(f"expected: {'within rounding' if bound.relative else 'the same bits'}, since {bound.why}")
@@ -59,20 +62,27 @@ def _replay(run: Run, step: int) -> bool:
     return not wrong
 
 
-def _recorded(run: Run, step: int) -> dict[str, Any]:
-    """The row of the step in metrics.jsonl. Raises UserError when it has none, or the step cannot be computed here."""
+def _recorded(run: Run, step: int) -> dict[int, tuple[dict[str, Any], Usage]]:
+    """The rows of metrics.jsonl by step, each with its attempt; if that is not known, one where the run is now.
+
+    Raises UserError when the step has none, or cannot be computed here.
+    """
     if run.config.engine != "torch":
         raise UserError(
             f"engine: {run.config.engine}: only steps of engine torch can be computed again", "compare runs"
         )
     for stage in ("download", "dataset"):
         run.journal.require_done(stage, "a step needs the base model and the rows")
-    rows = {row["step"]: row for _, row in intact_rows(run.paths.metrics_path)}
+    here = replace(usage.beginning(run), host="")
+    rows = {
+        row["step"]: (row, ran if ran and ran.host and ran.instance_type in CATALOGUE else here)
+        for row, ran in places.rows(run.paths, usage.read(run.paths))
+    }
     if step not in rows:
         logged = min(rows, key=lambda other: abs(other - step), default=None)
         remedy = "train first" if logged is None else f"the nearest that is: --step {logged}"
         raise UserError(f"step {step}: is not in {run.paths.metrics_path}", remedy)
-    return rows[step]
+    return rows
 
 
 def _refuse_dropout(run: Run) -> None:
@@ -86,17 +96,23 @@ def _refuse_dropout(run: Run) -> None:
         )
 
 
-def _alone(config: RunConfig, degrees: Degrees) -> RunConfig:
-    """The config with which one process computes the same steps, from the same rows; on a CPU without such a GPU."""
-    found, device = torch.accelerator.current_accelerator(), config.instance.device
+def _alone(run: Run, ran: Usage) -> RunConfig:
+    """The config with which one process computes the steps of an attempt, with the same forward passes.
+
+    On a CPU without such a GPU.
+    """
+    config, found, device = run.config, torch.accelerator.current_accelerator(), CATALOGUE[ran.instance_type].device
     here = device == "cpu" or (device == "cuda" and found is not None and found.type == device)
-    if here and degrees.world_size == 1:
+    size, cluster, degrees = ran.micro_batch_size, config.cluster, run.plan.degrees
+    now = degrees.world_size, cluster.instance_type, config.training.micro_batch_size
+    if here and now == (1, ran.instance_type, size):
         return config
-    steps = config.training.gradient_accumulation_steps * degrees.data_parallel
+    rows = config.training.micro_batch_size * config.training.gradient_accumulation_steps * degrees.data_parallel
+    numbers = {"micro_batch_size": size, "gradient_accumulation_steps": rows // size}
     return config.model_copy(
         update={
-            "cluster": config.cluster.model_copy(update={"nodes": 1} | ({} if here else {"instance_type": "local"})),
-            "training": config.training.model_copy(update={"gradient_accumulation_steps": steps}),
+            "cluster": cluster.model_copy(update={"nodes": 1, "instance_type": ran.instance_type if here else "local"}),
+            "training": config.training.model_copy(update=numbers),
             "parallelism": Parallelism(tensor_parallel=1, ranks_per_node=1),
         }
     )

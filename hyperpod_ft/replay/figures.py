@@ -1,11 +1,12 @@
 """The figures of a step that was computed again, beside the recorded ones, and how far they may differ."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.runs.results import places
+from hyperpod_ft.runs.results.usage import Usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import versions
 
@@ -27,23 +28,26 @@ class Bound:
     why: str
 
 
-def bound_of(run: Run, device: str) -> Bound:
-    """That of a step of the run, which one process has computed on `device`."""
-    ranks, record, ran = run.plan.degrees.world_size, run.journal.record("train"), places.read(run.paths)
-    types = [run.config.cluster.instance_type, *(place.instance_type for place in ran)]
+def bound_of(run: Run, device: str, ran: Sequence[Usage]) -> Bound:
+    """That of a step of the run, which one process has computed on `device`.
+
+    `ran`: the attempts of the steps that it has computed, the last one's last.
+    """
+    record, last = run.journal.record("train"), ran[-1]
+    types = {attempt.instance_type for attempt in ran}
     if others := {CATALOGUE[name].device for name in types if name in CATALOGUE} - {device}:
         return Bound(_OTHERWISE, f"the run computed on {min(others)}")
     if device != "cpu":
         return Bound(_OTHERWISE, f"{device} does not always add in the same order")
     relative = _FP32_ON_CPUS if run.config.training.precision == "fp32" else _OTHERWISE
-    if len(ran) > 1:
+    if len({(attempt.degrees, attempt.ranks, attempt.micro_batch_size, attempt.host) for attempt in ran}) > 1:
         return Bound(relative, "the training has changed its place")
-    if ranks > 1:
-        return Bound(relative, f"{ranks} ranks have added in another order")
+    if last.ranks > 1:
+        return Bound(relative, f"{last.ranks} ranks have added in another order")
     if record is None or record.versions != versions():
         return Bound(relative, "the packages have other versions, or the training has no record of them yet")
-    if record.host != platform.node():
-        return Bound(relative, f"the run computed on host {record.host}")
+    if last.host != platform.node():
+        return Bound(relative, f"the run computed on {f'host {last.host}' if last.host else 'an unknown host'}")
     return Bound(0.0, "one rank, on this host, with the same packages")
 
 

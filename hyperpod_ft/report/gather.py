@@ -194,16 +194,15 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
     held = [span for span in spans if span.stage == "train" and span.activity != "waiting"]
     if not held:
         return None
-    hours = usage.node_hours(usage.read(run.paths))
-    nodes = run.plan.degrees.nodes
+    of_attempts = usage.read(run.paths)
+    most = of_attempts or [usage.beginning(run)]
     return Accelerators(
-        nodes=nodes,
-        devices=nodes * run.config.instance.devices,
+        nodes=max(attempt.nodes for attempt in most),
+        devices=max(attempt.accelerators for attempt in most),
         held_seconds=sum(span.end - span.start for span in held),
         training_seconds=sum(span.end - span.start for span in held if span.activity == "training"),
-        node_hours=hours,
-        price_per_node_hour=run.config.cluster.price_per_node_hour,
-        cost=usage.cost(run.config, hours),
+        node_hours=usage.node_hours(of_attempts),
+        cost=usage.cost(run.config, of_attempts),
     )
 
 

@@ -140,13 +140,13 @@ def cost(report: RunReport) -> str:
     assert held is not None
     hours = f"{number(held.node_hours)} node-hours"
     if held.cost is None:
-        return f"Training took {hours}; the run file has no price"
-    return f"Training cost {held.cost:,.2f}: {hours} at {held.price_per_node_hour:,.2f} each"
+        return f"Training took {hours}; their price is not known"
+    each = f" at {held.cost / held.node_hours:,.2f} each" if held.node_hours else ""
+    return f"Training cost {held.cost:,.2f}: {hours}{each}"
 
 
 def _hardware(report: RunReport) -> str:
     held = report.accelerators
     assert held is not None
-    if held.devices:
-        return f"{held.devices} accelerators"
-    return count(held.nodes, "node")
+    most = "up to " if len(report.places) > 1 else ""
+    return most + (f"{held.devices} accelerators" if held.devices else count(held.nodes, "node"))

@@ -65,12 +65,11 @@ class StageSummary:
 class Accelerators:
     """What training held and for how long, over all attempts."""
 
-    nodes: int
-    devices: int  # accelerators on all nodes; 0 where there are none
+    nodes: int  # the most of an attempt
+    devices: int  # accelerators on all nodes, the same; 0 where there are none
     held_seconds: float  # from the start of each of its jobs to its end
     training_seconds: float  # of these, in steps that the tuned model is made of, validation and checkpoints included
     node_hours: float  # that `cost` is computed from; of the stage program in each attempt, not of its whole job
-    price_per_node_hour: float | None
     cost: float | None
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,12 @@ from hyperpod_ft import publish
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
+from hyperpod_ft.launch.elsewhere import elsewhere
 from hyperpod_ft.replay import __main__ as replay
-from hyperpod_ft.runs.records import outputs_of
+from hyperpod_ft.runs.records import outputs_of, unix_time
+from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
-from tests.training.conftest import Jobs, kit, metrics, process_group_of_its_own
+from tests.training.conftest import Jobs, kit, metrics, process_group_of_its_own, train_here
 from tests.training.every_stage import perform
 from tests.unit.stage_runs import finish, tree
 
@@ -33,8 +35,12 @@ def recipe(name: str, root: Path, *changes: str) -> Run:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    def train(run: Run) -> None:
+        with usage.recording_usage(run):
+            train_here(run)
+
     root = tmp_path_factory.mktemp("quickstart") / "root"
-    return perform(recipe("quickstart", root, *ONE_RANK, *SHORT_ANSWERS, "training.save_every_steps=2"))
+    return perform(recipe("quickstart", root, *ONE_RANK, *SHORT_ANSWERS, "training.save_every_steps=2"), train)
 
 
 def test_preferences_on_a_fine_tuned_model(quickstart: Run, jobs: Jobs) -> None:
@@ -184,6 +190,17 @@ def test_a_step_again(quickstart: Run) -> None:
         assert lines[1] == "expected: the same bits, since one rank, on this host, with the same packages"
         assert all(line.endswith(": equal") for line in lines[2:5])
         assert lines[5].endswith("no checkpoint was kept after this step" if step == 1 else ": equal")
+    settings, planned = paths.config_path.read_text(), paths.plan_path.read_text()
+    elsewhere(quickstart, ["parallelism.ranks_per_node=2", "training.micro_batch_size=1"]).freeze()
+    assert replayed(quickstart, 3) == (0, lines), "as where the run was then"
+    paths.config_path.write_text(settings)
+    paths.plan_path.write_text(planned)
+    (attempt,) = paths.usage_path.iterdir()
+    written = attempt.read_text()
+    publish.write_json(attempt, json.loads(written) | {"host": "another"})
+    status, lines = replayed(quickstart, 3)
+    assert status == 0 and lines[1] == "expected: within rounding, since the run computed on host another"
+    attempt.write_text(written)
     status, lines = replayed(quickstart, 4)
     assert status == 2 and lines[-1].endswith("metrics.jsonl; the nearest that is: --step 3")
 
@@ -216,6 +233,8 @@ def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
         (["engine=trl", *ONE_RANK], "engine: trl: only steps of engine torch can be computed again"),
         (ONE_RANK, "a step needs the base model and the rows: stage download: has not run"),
         (["lora.dropout=0.1"], "lora.dropout: dropout, whose masks one process draws only for a run of one rank"),
+        # where it is now; its steps were four ranks'
+        (["lora.dropout=0.1", *ONE_RANK], "lora.dropout: dropout, whose masks one process draws only for a run"),
     ],
 )
 def test_what_cannot_be_computed_again(quickstart: Run, tmp_path: Path, changes: list[str], refused: str) -> None:
@@ -225,7 +244,11 @@ def test_what_cannot_be_computed_again(quickstart: Run, tmp_path: Path, changes:
     if "dropout" in refused:  # its ranks are four
         for stage in ("download", "dataset"):
             finish(run, stage)
-        publish.write_text(run.paths.metrics_path, '{"step": 1}\n')
+        four = replace(usage.beginning(run), ranks=4)
+        if "cluster.nodes=1" in changes:  # otherwise, it is as if an earlier version had trained it
+            publish.write_json(run.paths.usage_path / "1.json", asdict(four))
+        row = {"step": 1, "time": unix_time(four.started) + 1.0}
+        publish.write_text(run.paths.metrics_path, f"{json.dumps(row)}\n")
         run.paths.base_model.parent.mkdir(parents=True)
         run.paths.base_model.symlink_to(quickstart.paths.base_model)
     status, lines = replayed(run, 1)

@@ -8,9 +8,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.results import places, usage
+from hyperpod_ft.runs.results import places
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.metrics import OF_SOURCE, is_number
+from hyperpod_ft.runs.results.places import StepPlace
 from hyperpod_ft.runs.results.samples import AnswerCount, Split
 from hyperpod_ft.runs.run import Run
 
@@ -104,20 +105,18 @@ def summary_of(run: Run) -> TrainingSummary | None:
     }
     # ignore non-numeric values of a damaged record
     facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if is_number(value)}
-    # the price may be set after the training
-    hours = facts.get("node_hours")
-    cost = usage.cost(run.config, hours) if hours is not None else None
+    where = _places(trained.facts.get("places"))
     values = {one.name: facts.get(one.name) for one in fields(TrainingSummary)} | {
         "run": run.paths.full_name,
         "method": run.config.training.method,
-        "instances": _instances(run, trained.facts.get("places")),
+        "instances": _instances(run, where),
         "reward_margin": facts.get("rewards/margins", facts.get("margin")),
         "reward_accuracy": facts.get("rewards/accuracies", facts.get("accuracy")),
         "validation_reward_margin": facts.get("validation_rewards/margins"),
         "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
         "completion_length": facts.get("completions/mean_length"),
         "precompile_seconds": precompiled.seconds if precompiled else None,
-        "cost": facts.get("cost") if cost is None else cost,
+        "cost": _cost(run, facts, where),
         "validation_losses": {
             name.removeprefix(OF_SOURCE): value for name, value in facts.items() if name.startswith(OF_SOURCE)
         },
@@ -127,15 +126,26 @@ def summary_of(run: Run) -> TrainingSummary | None:
     return TrainingSummary(**values)
 
 
-def _instances(run: Run, recorded: Any) -> str:
-    """Where it ran; where it would run now, of a damaged record."""
+def _places(recorded: Any) -> tuple[StepPlace, ...]:
+    """Where it ran; nothing of a damaged record."""
     try:
-        known = places.PLACES.validate_python(recorded)
+        return places.PLACES.validate_python(recorded)
     except ValidationError:
-        known = ()
-    if not known:
+        return ()
+
+
+def _instances(run: Run, where: Sequence[StepPlace]) -> str:
+    """Where it would run now, if that is not known."""
+    if not where:
         return f"{run.plan.degrees.nodes} x {run.config.cluster.instance_type}"
-    return ", ".join([known[0].instances, *places.changes(known)])
+    return ", ".join([where[0].instances, *places.changes(where)])
+
+
+def _cost(run: Run, facts: Mapping[str, Any], where: Sequence[StepPlace]) -> float | None:
+    """At the price of the run file, which may be set after the training, unless another instance type had another."""
+    hours, price, recorded = facts.get("node_hours"), run.config.cluster.price_per_node_hour, facts.get("cost")
+    moved = {place.instance_type for place in where} - {run.config.cluster.instance_type}
+    return recorded if moved or hours is None or price is None else round(hours * price, 4)
 
 
 def require(run: Run) -> TrainingSummary:

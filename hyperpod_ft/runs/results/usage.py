@@ -7,10 +7,11 @@ begins when its stage starts to work, some seconds after its job; the end of one
 
 import contextlib
 import os
+import platform
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -23,6 +24,8 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 
 _EVERY_SECONDS = 15.0
+# Some words that a terminal can show: the run may be another user's. A file with others counts as damaged.
+Words = Annotated[str, Field(pattern=r"^\P{C}{0,100}$")]
 
 
 @dataclass(frozen=True)
@@ -34,30 +37,48 @@ class Usage:
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     nodes: Annotated[int, Field(ge=0)]
     accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
-    instance_type: str
-    degrees: str  # of parallelism, in words
+    # empty in files of earlier versions
+    instance_type: Words = ""
+    degrees: Words = ""  # of parallelism, in words
+    ranks: Annotated[int, Field(ge=1)] = 1
+    micro_batch_size: Annotated[int, Field(ge=1)] = 1
+    host: Words = ""  # of rank 0
+    price_per_node_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 _USAGE = TypeAdapter(Usage)
 
 
+def beginning(run: Run) -> Usage:
+    """An attempt of the run that begins now, on this host."""
+    degrees, cluster = run.plan.degrees, run.config.cluster
+    return Usage(
+        job_id=own_job_id(),
+        started=utc_now(),
+        seconds=0.0,
+        nodes=degrees.nodes,
+        accelerators=degrees.nodes * run.config.instance.devices,
+        instance_type=cluster.instance_type,
+        degrees=str(degrees),
+        ranks=degrees.world_size,
+        micro_batch_size=run.config.training.micro_batch_size,
+        host=platform.node(),
+        price_per_node_hour=cluster.price_per_node_hour,
+    )
+
+
 @contextlib.contextmanager
 def recording_usage(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
-    started, clock = utc_now(), time.monotonic()
-    job_id = own_job_id()
-    path = run.paths.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
-    degrees, instance = run.plan.degrees, run.config.cluster.instance_type
-    nodes = degrees.nodes
-    accelerators = nodes * run.config.instance.devices
+    begun, clock = beginning(run), time.monotonic()
+    path = run.paths.usage_path / f"{begun.started.replace(':', '')}-{os.getpid()}.json"
     ended = threading.Event()
 
     def write() -> None:
         seconds = round(time.monotonic() - clock, 3)
         # a full volume is reported by what the training itself writes
         with contextlib.suppress(OSError):
-            held = Usage(job_id, started, seconds, nodes, accelerators, instance, str(degrees))
-            publish.write_json(path, asdict(held))
+            publish.write_json(path, asdict(replace(begun, seconds=seconds)))
 
     def keep() -> None:
         while not ended.wait(_EVERY_SECONDS):
@@ -95,7 +116,7 @@ def totals(run: Run) -> dict[str, Any]:
         "attempts": len(every),
         "node_hours": round(hours, 4),
         "accelerator_hours": round(accelerator_hours, 4) or None,
-        "cost": cost(run.config, hours),
+        "cost": cost(run.config, every),
     }
 
 
@@ -103,7 +124,18 @@ def node_hours(attempts: Iterable[Usage]) -> float:
     return sum(attempt.nodes * attempt.seconds for attempt in attempts) / 3600
 
 
-def cost(config: RunConfig, node_hours: float) -> float | None:
-    """The cost in the currency of `cluster.price_per_node_hour`; None where that is not given."""
-    price = config.cluster.price_per_node_hour
-    return None if price is None else round(node_hours * price, 4)
+def cost(config: RunConfig, attempts: Sequence[Usage]) -> float | None:
+    """The cost in the currency of `cluster.price_per_node_hour`; None where a price is not given.
+
+    The price of the run file counts for every attempt on its instance type: it may be given, or corrected, afterwards.
+    On another type, the price that an attempt had counts.
+    """
+    now = config.cluster
+    prices = [
+        now.price_per_node_hour if one.instance_type in ("", now.instance_type) else one.price_per_node_hour
+        for one in attempts
+    ]
+    if now.price_per_node_hour is None and not attempts:
+        return None
+    costs = [node_hours([one]) * price for one, price in zip(attempts, prices, strict=True) if price is not None]
+    return round(sum(costs), 4) if len(costs) == len(attempts) else None

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -59,3 +60,21 @@ def test_a_step_that_ended_with_the_one_before_has_the_rate_of_both(
         log.write(progress, 1e-3, 1.0, nothing_launched=nothing_launched)
     rows = [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
     assert [row["seconds_per_step"] for row in rows] == [2.0, 3.0, 1.5]
+
+
+@pytest.mark.parametrize(("counted", "expected"), [(True, 0.2703), (False, 1.0)])
+def test_utilization_is_of_the_ranks_that_trained(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, counted: bool, expected: float
+) -> None:
+    """Nine steps on four nodes, one on one; a checkpoint of an earlier version does not say so."""
+    task, now, progress = task_without_model(make_run()), 100.0, TrainingProgress()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for steps, peak in ((9, 4e12), (1, 1e12)):
+        # an optimizer step has 1e12 operations, and takes 1 s
+        log = MetricsLog(task, Throughput(1, 500, None, 2e9, peak), 100, 10, progress, lambda: 0.0)
+        for _ in range(steps):
+            now += 1.0
+            progress = log.advance(progress, 2.5)
+        if not counted:
+            progress = replace(progress, peak_operations=None)
+    assert log.facts(progress, 1)["mfu"] == expected

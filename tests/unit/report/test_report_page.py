@@ -61,7 +61,10 @@ def test_a_change_of_place_is_marked(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
     second = usage.read(run.paths)[1]
     publish.write_json(run.paths.usage_path / "50.json", asdict(replace(second, nodes=2, degrees="dp 2 x tp 1")))
-    (loss,) = (chart for chart in charts([gather(run)]) if chart.name == "loss")
+    report = gather(run)
+    assert "training held up to 2 nodes for " in headings.timeline(report)
+    assert headings.cost(report) == "Training cost 0.21: 0.0292 node-hours at 7.20 each"
+    (loss,) = (chart for chart in charts([report]) if chart.name == "loss")
     restart, moved = loss.marks
     assert restart.label.startswith("resumed from step 60")
     assert moved.label == "from step 61: 2 x local (dp 2 x tp 1)" and moved.x["step"] == 61.0

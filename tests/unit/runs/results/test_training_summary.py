@@ -60,8 +60,22 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     add(run, 1, 1800.0)
     add(run, 2, 900.0)
     add(run, 3, 900.0)
+    earlier = json.loads((run.paths.usage_path / "3.json").read_bytes())
+    for name in ("instance_type", "degrees"):  # as earlier versions wrote it
+        del earlier[name]
+    publish.write_json(run.paths.usage_path / "3.json", earlier)
     publish.write_text(run.paths.usage_path / "4.json", "{")
+    for name in ("instance_type", "degrees"):  # another user may write what controls a terminal
+        publish.write_json(run.paths.usage_path / f"{name}.json", earlier | {name: "\x1b[2J"})
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
+    other_type = replace(usage.read(run.paths)[0], nodes=1, seconds=3600.0, instance_type="p5.48xlarge")
+    for price, cost in {50.0: 90.0, None: None}.items():
+        priced = replace(other_type, price_per_node_hour=price)
+        publish.write_json(run.paths.usage_path / "5.json", asdict(priced))
+        assert usage.totals(run)["cost"] == cost, "each type at its own price"
+    finish(run, "train", FACTS | {"places": [{"step": 1, "nodes": 1, "instance_type": "p5.48xlarge", "degrees": ""}]})
+    assert training_summary.require(run).cost == FACTS["cost"]
+    (run.paths.usage_path / "5.json").unlink()
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.paths.directory == run.paths.directory, "a price makes no other run"
     assert usage.totals(free)["cost"] is None
@@ -70,12 +84,16 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
 def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(**TRN1, cluster__nodes=2)
     add(run, 1, 1.0)
+    publish.write_json(run.paths.usage_path / "0.json", asdict(usage.Usage("1", "2025-12-31T00:00:00Z", 1.0, 2, 32)))
     rows = [{"step": step, "time": unix_time("2026-01-01T00:00:01Z") + step / 10} for step in (1, 2)]
-    publish.write_text(run.paths.metrics_path, "".join(f"{json.dumps(row)}\n" for row in rows))
+    of_an_earlier_version = {"step": 0, "time": rows[0]["time"] - 10}
+    publish.write_text(
+        run.paths.metrics_path, "".join(f"{json.dumps(row)}\n" for row in (of_an_earlier_version, *rows))
+    )
     assert [str(place) for place in places.read(run.paths)] == ["2 x trn1.32xlarge (dp 8 x tp 8)"]
     show_runs.status(status(run, Launchers()))
     assert "trained on" not in capsys.readouterr().out
-    moved = replace(usage.read(run.paths)[0], started="2026-01-01T00:00:03Z", nodes=1, degrees="dp 4 x tp 8")
+    moved = replace(usage.read(run.paths)[1], started="2026-01-01T00:00:03Z", nodes=1, degrees="dp 4 x tp 8")
     publish.write_json(run.paths.usage_path / "3.json", asdict(moved))
     with run.paths.metrics_path.open("a") as stream:
         stream.writelines(f"{json.dumps(row | {'step': row['step'] + 2, 'time': row['time'] + 3})}\n" for row in rows)
@@ -87,8 +105,14 @@ def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.
     finish(run, "train", FACTS | {"places": [asdict(place) for place in current.places]})
     expected = "2 x trn1.32xlarge, from step 3: 1 x trn1.32xlarge (dp 4 x tp 8)"
     assert training_summary.require(run).instances == expected
+    finish(run, "train", FACTS | {"places": [asdict(replace(current.places[0], degrees="\x1b[2J"))]})
+    assert training_summary.require(run).instances == "2 x trn1.32xlarge"
     finish(run, "train", FACTS | {"places": [{"step": "x"}]})
     assert training_summary.require(run).instances == "2 x trn1.32xlarge", "as it would run now"
+    readable = status(run, Launchers())
+    run.paths.metrics_path.unlink()
+    run.paths.metrics_path.mkdir()
+    assert status(run, Launchers()) == replace(readable, places=())
 
 
 def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
