@@ -1,6 +1,8 @@
 """All stages of the quickstart, and what follows: preferences on its model (docs/methods.md), the chain of digests."""
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
 from hyperpod_ft.replay import __main__ as replay
+from hyperpod_ft.runs.jobs import PYTHON
 from hyperpod_ft.runs.records import outputs_of
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, kit, metrics, process_group_of_its_own
@@ -61,14 +64,15 @@ def test_preferences_on_a_fine_tuned_model(quickstart: Run, jobs: Jobs) -> None:
 def _replays_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """`replay` in this process, which has imported what its program imports."""
 
-    def call(command: list[str], env: dict[str, str]) -> int:
-        assert command[1:3] == ["-m", "hyperpod_ft.replay"] and env["OMP_NUM_THREADS"] == "1"
-        with monkeypatch.context() as patched, process_group_of_its_own(), pytest.raises(SystemExit) as ended:
+    def become(program: Path, command: list[str], environment: dict[str, str]) -> None:
+        assert command[:3] == [str(program), "-m", "hyperpod_ft.replay"] and environment["OMP_NUM_THREADS"] == "1"
+        with monkeypatch.context() as patched, process_group_of_its_own():
             patched.setattr(sys, "argv", command[2:])
             replay.main()
-        return int(str(ended.value.code))
 
-    monkeypatch.setattr("subprocess.call", call)
+    monkeypatch.setattr("os.execve", become)
+    monkeypatch.setenv(PYTHON, sys.executable)  # whose code is here: none is copied
+    monkeypatch.chdir("/")
 
 
 def replayed(run: Run, step: int) -> tuple[int, list[str]]:
@@ -208,6 +212,22 @@ def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
     status, lines = replayed(quickstart, 3)
     assert status == 1 and lines[-1].startswith("wrong: learning rate, weights; ")
     paths.config_path.write_text(settings)
+
+
+def test_the_program_of_a_step_has_this_code_and_no_secret(quickstart: Run, tmp_path: Path) -> None:
+    """It becomes the command's process, with nothing of the working directory, or of what is beside the kit."""
+    (tmp_path / "yaml.py").write_text("1 / 0")
+    program = tmp_path / "python"
+    seen = "import os, sys, yaml, hyperpod_ft as kit; print(os.getcwd(), os.getppid(), kit.__file__, *os.environ)"
+    program.write_text(f"#!/bin/sh\n{sys.executable} -c '{seen}'\nexit 7\n")
+    program.chmod(0o700)
+    variables = {**os.environ, PYTHON: str(program), "HF_TOKEN": "secret"}
+    command = [sys.executable, "-P", "-m", "hyperpod_ft", "replay", str(quickstart.paths.directory), "--step", "1"]
+    with subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        found = process.communicate(timeout=60)[0].split()
+    assert process.returncode == 7 and found[:2] == ["/", str(process.pid)]
+    assert Path(found[2]).is_relative_to(quickstart.paths.code_copies)
+    assert {"PYTHONSAFEPATH", "PYTHONNOUSERSITE"} <= set(found) and "HF_TOKEN" not in found
 
 
 @pytest.mark.parametrize(
