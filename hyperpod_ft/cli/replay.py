@@ -22,7 +22,7 @@ def replay(
 
     From the newest checkpoint before it, with the same rows, by one process on this machine: on a GPU if the run used
     GPUs and one is here, otherwise on CPUs. Compares loss, gradient norm, learning rate, and the weights if a
-    checkpoint was kept after the step. Writes nothing to the run. Exit code 1 if a figure differs by more than printed.
+    checkpoint was kept after the step. Writes nothing to the run. Exit code 3 if a figure differs by more than printed.
     """
     from hyperpod_ft.config.secrets import parted
     from hyperpod_ft.launch.launchers import Launchers

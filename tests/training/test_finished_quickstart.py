@@ -180,7 +180,7 @@ def test_what_is_removed_or_missing(quickstart: Run) -> None:
     aside.rename(samples)
 
 
-def test_a_step_again(quickstart: Run) -> None:
+def test_a_step_again(quickstart: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = quickstart.paths
     for step, begun in {1: "the base model", 2: "the base model", 3: "the checkpoint of step 2"}.items():
         status, lines = replayed(quickstart, step)
@@ -190,6 +190,8 @@ def test_a_step_again(quickstart: Run) -> None:
         assert lines[5].endswith("no checkpoint was kept after this step" if step == 1 else ": equal")
     status, lines = replayed(quickstart, 4)
     assert status == 2 and lines[-1].endswith("metrics.jsonl; the nearest that is: --step 3")
+    monkeypatch.delattr(replay, "replay")
+    assert replayed(quickstart, 3) == (1, []), "a crash is no other figure"
 
 
 def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
@@ -202,7 +204,7 @@ def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
     rows.flush()
     assert replayed(quickstart, 2)[0] == 0, "another step"
     status, lines = replayed(quickstart, 3)
-    assert status == 1 and lines[-1].startswith("wrong: loss, gradient norm, weights; ")
+    assert status == 3 and lines[-1].startswith("wrong: loss, gradient norm, weights; ")
     assert lines[-1].endswith(f"verify {paths.directory} --run says whether a file has changed")
     rows[row, label] -= 1
     rows.flush()
@@ -210,7 +212,7 @@ def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
     settings = paths.config_path.read_text()
     paths.config_path.write_text(settings.replace("learning_rate: 0.008", "learning_rate: 0.008001"))
     status, lines = replayed(quickstart, 3)
-    assert status == 1 and lines[-1].startswith("wrong: learning rate, weights; ")
+    assert status == 3 and lines[-1].startswith("wrong: learning rate, weights; ")
     paths.config_path.write_text(settings)
 
 
