@@ -187,7 +187,7 @@ def test_every_check_asks_for_the_fewest_nodes(
 ) -> None:
     """Of a model on the Hub, stages download and certify are the first that can."""
     nodes: dict[str, Any] = {"cluster__instance_type": "p5.48xlarge", "cluster__nodes": 4, "training__method": "full"}
-    nodes |= {"parallelism": {"tensor_parallel": 8}}
+    nodes |= {"parallelism": {"tensor_parallel": 8}, "training__gradient_accumulation_steps": 3}
     run = of_70b(make_run, tmp_path, **nodes)
     perform(run, "download", download.work)
     monkeypatch.setattr("hyperpod_ft.engines.torch.certificate.certify.certify", lambda *_: Certificate())
