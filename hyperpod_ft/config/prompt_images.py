@@ -42,12 +42,13 @@ def of(prompt: Prompt) -> list[Any]:
 def pinned(prompt: Prompt, where: str, base: Path) -> Prompt:
     """The prompt with its files pinned; relative paths are relative to `base`. `where` names the prompt in errors.
 
-    Raises UserError unless each is an existing file, whose content must match a `revision` that is there already.
+    Raises UserError unless each is an existing file, whose content must match a `revision` that is there already. What
+    names no file has none.
     """
 
     def pin(image: Any) -> Any:
         if (path := path_of(image)) is None:
-            return image
+            return {key: image[key] for key in image if key != "revision"} if isinstance(image, dict) else image
         name, revision = (image.get("path", path), image.get("revision")) if isinstance(image, dict) else (path, None)
         found = sources.resolve_path(where, path, where, revision, base)
         if not Path(found.source).is_file():
@@ -65,7 +66,7 @@ def without_sources(prompt: Prompt) -> Prompt:
 
 
 def is_pinned(image: Any) -> bool:
-    return isinstance(image, Mapping) and "revision" in image
+    return isinstance(image, Mapping) and {"path", "source", "revision"} <= image.keys()
 
 
 def path_of(image: Any) -> str | None:

@@ -75,6 +75,8 @@ def test_a_run_keeps_its_copy(tmp_path: Path, red: Path) -> None:
         ({**ASKED, "images": ["run.yaml"]}, "image that cannot be read: not one of PNG"),
         (part(image="data:image/png;base64,?"), "image whose base64 is damaged"),
         (part(url="https://a.b/c.png"), "image at a URL: https://a.b/c.png"),
+        ({**ASKED, "images": [{"url": "https://a/b.png", "revision": "x"}]}, "neither a path nor bytes"),
+        (part(image={"url": "https://a/b.png", "path": "red.png", "revision": "x"}), "image at a URL: https://a/b.png"),
         (part(), "more image parts than images: the row has 0 images"),
         ({**part(), "images": ["red.png"] * 2}, "more images than image parts"),
     ],
