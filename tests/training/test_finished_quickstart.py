@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,8 +17,8 @@ from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
 from hyperpod_ft.replay import __main__ as replay
-from hyperpod_ft.runs.jobs import PYTHON
-from hyperpod_ft.runs.records import outputs_of
+from hyperpod_ft.runs.jobs import PYTHON, Job
+from hyperpod_ft.runs.records import outputs_of, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, kit, metrics, process_group_of_its_own
 from tests.training.every_stage import perform
@@ -90,12 +91,12 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def verified(run: Run) -> tuple[int, list[str]]:
-    done = CliRunner().invoke(app, ["verify", str(run.paths.directory), "--run"])
+def verified(run: Run, reference: Path | None = None) -> tuple[int, list[str]]:
+    done = CliRunner().invoke(app, ["verify", str(reference or run.paths.directory), "--run"])
     return done.exit_code, done.stdout.splitlines()
 
 
-def test_each_link_from_the_data_to_the_endpoint_is_checked(quickstart: Run) -> None:
+def test_each_link_from_the_data_to_the_endpoint_is_checked(quickstart: Run, tmp_path: Path) -> None:
     paths, stages = quickstart.paths, ["download", "dataset", "train", "consolidate", "merge", "generate"]
     publish.write_json(paths.endpoint_proof, {"model": quickstart.journal.record("merge").digest})  # type: ignore[union-attr]
     status, lines = verified(quickstart)
@@ -129,13 +130,17 @@ def test_each_link_from_the_data_to_the_endpoint_is_checked(quickstart: Run) -> 
         ),
         "endpoint": (paths.endpoint_proof, '{"model": "another"}'),
     }
+    run_file = shutil.copy(paths.config_path, tmp_path / "mine.yaml")
+    quickstart.journal.add_job(Job("env", "p1", "process", utc_now()))
     for link, (file, changed) in changes.items():
         content = file.read_text()
         file.write_text(changed)
-        status, lines = verified(quickstart)
-        assert status == 1 and lines[-1].startswith(f"wrong: {link}: {file}: "), lines
+        for reference in (paths.directory, run_file):
+            status, lines = verified(quickstart, reference)
+            assert status == 1 and lines[-1].startswith(f"wrong: {link}: {file}: "), lines
         file.write_text(content)
     paths.endpoint_proof.unlink()
+    paths.jobs_path.unlink()
 
 
 def test_what_a_stage_had_read_is_checked(quickstart: Run) -> None:
