@@ -174,11 +174,17 @@ def test_what_is_removed_or_missing(quickstart: Run) -> None:
     status, lines = verified(quickstart)
     assert status == 0 and lines[3] == "train        1 file as recorded, 3 files removed since"
     aside.rename(paths.checkpoints)
-    weights = paths.tuned_model / "model.safetensors"
-    weights.rename(aside)
-    status, lines = verified(quickstart)
-    assert status == 1 and lines[-1].startswith(f"wrong: merge: {weights}: is missing; restore it")
-    aside.rename(weights)
+    weights, split = paths.tuned_model / "model.safetensors", paths.dataset_path / "train"
+    for link, missing in {"merge": weights, "dataset": split, "generate": paths.samples_path}.items():
+        missing.rename(aside)
+        status, lines = verified(quickstart)
+        assert status == 1 and lines[-1].startswith(f"wrong: {link}: {missing}")
+        assert ": is missing; restore it" in lines[-1]
+        aside.rename(missing)
+    for whole in (paths.dataset_path, paths.checkpoint(3), paths.raw_datasets[0], paths.adapter):
+        whole.rename(aside)
+        assert verified(quickstart)[0] == 0
+        aside.rename(whole)
     samples = paths.record_path("generate")
     samples.rename(aside)
     assert verified(quickstart)[1][-1] == "generate     has not run"
