@@ -278,8 +278,9 @@ def _verify_run(reference: str | None, as_json: bool) -> bool:
     """Print each link of a run's chain of digests; whether none is broken."""
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import chain, references
+    from hyperpod_ft.runs.run import Run
 
-    run = references.find(reference)
+    run = Run.open(references.find(reference).paths.directory)  # what it has recorded, of a run file too
     Launchers().bring_small_files(run)
     found = []
     for link in chain.links(run):

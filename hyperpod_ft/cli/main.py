@@ -162,7 +162,6 @@ def resume(
 
     With `--set cluster.nodes=3`, for example, it continues there: a step keeps its rows.
     """
-    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.cli.submitting import submit_and_follow
     from hyperpod_ft.launch.elsewhere import elsewhere
     from hyperpod_ft.launch.launchers import Launchers
@@ -172,8 +171,8 @@ def resume(
     run = references.find(reference)
     if overrides:
         run = elsewhere(run, overrides)
-        show_runs.moved(run)
-    submit_and_follow(run, Launchers(), launcher or run.journal.last_launcher, Selection(), watch=watch)
+    launcher = launcher or run.journal.last_launcher
+    submit_and_follow(run, Launchers(), launcher, Selection(), watch=watch, moved=bool(overrides))
 
 
 @app.command(name="status")

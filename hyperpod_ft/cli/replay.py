@@ -1,12 +1,13 @@
 """The command `replay`: a step of a run again."""
 
 import os
-import subprocess
+import sys
 from typing import Annotated
 
 import typer
 
 from hyperpod_ft.cli.options import RunReference
+from hyperpod_ft.errors import UserError
 
 app = typer.Typer()
 
@@ -21,18 +22,27 @@ def replay(
 
     From the newest checkpoint before it, with the same rows, by one process on this machine: on a GPU if the run used
     GPUs and one is here, otherwise on CPUs. Compares loss, gradient norm, learning rate, and the weights if a
-    checkpoint was kept after the step. Writes nothing to the run. Exit code 1 if a figure differs by more than printed.
+    checkpoint was kept after the step. Writes nothing to the run. Exit code 3 if a figure differs by more than printed.
     """
+    from hyperpod_ft.config.secrets import parted
     from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.snapshot import code_for
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.jobs import job_python
-    from hyperpod_ft.shipped import PACKAGE
 
     run = references.find(reference)
     Launchers().bring_small_files(run)
     run.journal.require_done("env", "there is no interpreter for its steps")
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
+    directory, python = run.paths.directory.absolute(), job_python(run.paths).absolute()
+    # nothing of the working directory, and no secret: a run file names the interpreter
+    environment = parted(os.environ).open | code_for(python, run.paths.code_copies)
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
     if not run.config.instance.has_accelerators:
         environment["OMP_NUM_THREADS"] = "1"  # as its jobs had: more threads add in another order
-    command = [str(job_python(run.paths)), "-m", "hyperpod_ft.replay", str(run.paths.directory), str(step)]
-    raise typer.Exit(subprocess.call(command, env=environment))
+    sys.stdout.flush()
+    os.chdir("/")
+    try:
+        os.execve(python, [str(python), "-m", "hyperpod_ft.replay", str(directory), str(step)], environment)  # noqa: S606
+    except OSError as error:
+        problem = f"{python}: cannot run this interpreter: {error.strerror}"
+        raise UserError(problem, "run the env stage, or correct env.python") from error

@@ -14,9 +14,18 @@ from hyperpod_ft.runs.selection import Selection
 
 
 def submit_and_follow(
-    run: Run, launchers: Launchers, launcher: str, selection: Selection, *, watch: bool, origin: str = ""
+    run: Run,
+    launchers: Launchers,
+    launcher: str,
+    selection: Selection,
+    *,
+    watch: bool,
+    origin: str = "",
+    moved: bool = False,
 ) -> None:
-    """`origin`: the arguments of `submit`, if it was. With `watch`, the command fails unless its stages end well.
+    """`origin`: the arguments of `submit`, if it was; `moved`: whether `resume` has given the run another place.
+
+    With `watch`, the command fails unless its stages end well.
 
     Where there is nothing to do, another run stays the one that was submitted last.
     """
@@ -28,6 +37,8 @@ def submit_and_follow(
         publish.write_text(run.paths.origin, origin)
     if jobs:
         references.set_last("run", run.paths.directory)
+        if moved:
+            show_runs.moved(run)
     show_runs.submitted(run, launchers, jobs, selection.only)
     if watch and not follow_run(run, launchers) and not all(run.journal.is_done(job.stage) for job in jobs):
         raise typer.Exit(1)

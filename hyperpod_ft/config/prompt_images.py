@@ -16,7 +16,15 @@ Prompt = str | dict[str, Any]
 
 COLUMNS = ("images", "image")
 PARTS = ("image", "image_url", "input_image")  # types of parts of messages
+# Those that most have. Pillow reads many more, some with programs of their own.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 KEYS = ("image", "image_url", "url", "path")  # of such a part; without any, it is the next of the row's column
+# How files of these formats begin. The command `plan` may have no Pillow.
+_BEGINNING = re.compile(
+    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|RIFF.{4}WEBP|GIF8[79]a|BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0{3}"
+    rb"|II[*+]\0|MM\0[*+]",
+    re.DOTALL,
+)
 
 
 def changed(prompt: Prompt, change: Callable[[Any], Any]) -> Prompt:
@@ -42,19 +50,30 @@ def of(prompt: Prompt) -> list[Any]:
 def pinned(prompt: Prompt, where: str, base: Path) -> Prompt:
     """The prompt with its files pinned; relative paths are relative to `base`. `where` names the prompt in errors.
 
-    Raises UserError unless each is an existing file, whose content must match a `revision` that is there already.
+    Raises UserError unless each is an existing picture, whose content must match a `revision` that is there already.
+    What names no file has none.
     """
 
     def pin(image: Any) -> Any:
         if (path := path_of(image)) is None:
-            return image
+            return {key: image[key] for key in image if key != "revision"} if isinstance(image, dict) else image
         name, revision = (image.get("path", path), image.get("revision")) if isinstance(image, dict) else (path, None)
         found = sources.resolve_path(where, path, where, revision, base)
         if not Path(found.source).is_file():
             raise UserError(f"{where}: {shortened(found.source)} is not a file", "name the file of a picture")
+        check_file(where, Path(found.source))
         return {"path": name, "source": found.source, "revision": found.revision}
 
     return changed(prompt, pin)
+
+
+def check_file(where: str, file: Path) -> None:
+    """Raise UserError unless the file begins as a picture does: a run's copies may be read by others."""
+    with file.open("rb") as stream:
+        if _BEGINNING.match(stream.read(32)):
+            return
+    problem = f"{where}: {file}: image that cannot be read: not one of {', '.join(FORMATS)}"
+    raise UserError(problem, "name the file of a picture")
 
 
 def without_sources(prompt: Prompt) -> Prompt:
@@ -65,7 +84,7 @@ def without_sources(prompt: Prompt) -> Prompt:
 
 
 def is_pinned(image: Any) -> bool:
-    return isinstance(image, Mapping) and "revision" in image
+    return isinstance(image, Mapping) and {"path", "source", "revision"} <= image.keys()
 
 
 def path_of(image: Any) -> str | None:

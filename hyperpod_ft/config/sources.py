@@ -101,12 +101,17 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
     return resolve_path(where, source, revision_key, revision, base)
 
 
-def resolve_path(where: str, source: str, revision_key: str, revision: str | None, base: Path) -> Asset:
-    """Pin a local file or directory, likewise. `revision_key` names the key that has its digest."""
+def resolve_path(
+    where: str, source: str, revision_key: str, revision: str | None, base: Path, copy: Path | None = None
+) -> Asset:
+    """Pin a local file or directory, likewise. `revision_key` names the key that has its digest.
+
+    `copy`: a copy of the file, of the same name and time, whose digest is meant.
+    """
     path = (base / Path(source).expanduser()).resolve()
     if not exists(path):
         raise UserError(f"{where}: no such file or directory: {shortened(str(path))}", "correct the path")
-    digest = "local-" + _digest(path)
+    digest = "local-" + _digest(copy or path)
     if revision not in (None, digest):
         raise UserError(f"{revision_key}: {path} is {digest}, not {revision}", "remove the key, or restore the files")
     return Asset(str(path), digest)

@@ -19,7 +19,7 @@ from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
-from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory
+from hyperpod_ft.planning.model_fit import TrainingFit, check_all_nodes
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.assets import config_directory, teacher_here
@@ -123,10 +123,7 @@ def check_run(run: Run) -> TrainingFit | None:
     if directory is None:
         return None
     certificate, teacher = run.journal.certificate(), teacher_here(run.config)
-    fit = check_model_directory(run.config, run.plan.degrees, directory, certificate, teacher)
-    if run.config.cluster.min_nodes:
-        fewest = run.on_nodes(run.config.cluster.min_nodes)
-        check_model_directory(fewest.config, fewest.plan.degrees, directory, certificate, teacher)
+    fit = check_all_nodes(run.config, run.plan.degrees, directory, certificate, teacher)
     check_trainable(run)
     return fit
 

@@ -203,7 +203,9 @@ def _refuse_second_root(paths: RunPaths) -> None:
 
 @contextlib.contextmanager
 def _discarded(paths: RunPaths, decision: DecidedSubmission) -> Iterator[None]:
-    """Discard what the decision says; put it back when the block fails."""
+    """Discard what the decision says; put it back when the block fails, and the settings that it has replaced."""
+    # the plan last: until then the run is the one that was to be, as after a kill in `freeze`
+    settings = {path: path.read_bytes() for path in (paths.config_path, paths.plan_path) if path.is_file()}
     moved: list[tuple[Path, Path]] = []
     if decision.forces_evaluation:
         publish.write_text(paths.evaluation_forced, "")
@@ -220,6 +222,9 @@ def _discarded(paths: RunPaths, decision: DecidedSubmission) -> Iterator[None]:
             aside.rename(path)
         if decision.forces_evaluation:
             paths.evaluation_forced.unlink(missing_ok=True)
+        for path, content in settings.items():
+            if path.read_bytes() != content:
+                publish.write_bytes(path, content)
         raise
     for path, aside in moved:
         if path in decision.forgotten:

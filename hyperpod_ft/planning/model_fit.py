@@ -29,7 +29,7 @@ from hyperpod_ft.planning.families import CAUSAL_IMAGE_TEXT
 from hyperpod_ft.planning.layout import Degrees, Layout, divisors
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.parallelism import check_model, degrees_of, on_nodes
 from hyperpod_ft.planning.t5_shape import t5_shape
 from hyperpod_ft.planning.trl.limits import check_teacher
 from hyperpod_ft.planning.undivided.files import files_shape
@@ -87,6 +87,21 @@ def check_model_directory(
     if available(config) and config.teacher and teacher is None:
         unknown = "at least that: the teacher's size is known after download"
     return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
+
+
+def check_all_nodes(
+    config: RunConfig,
+    degrees: Degrees,
+    directory: Path,
+    certificate: Certificate | None = None,
+    teacher: Path | None = None,
+) -> TrainingFit:
+    """As `check_model_directory`, and whether it fits the fewest nodes that training may go on with."""
+    fit = check_model_directory(config, degrees, directory, certificate, teacher)
+    if config.cluster.min_nodes:
+        fewest = on_nodes(config, degrees, config.cluster.min_nodes)
+        check_model_directory(fewest, degrees_of(fewest), directory, certificate, teacher)
+    return fit
 
 
 def _teacher_parameters(config: RunConfig, teacher: Path, directory: Path) -> int:

@@ -2,7 +2,7 @@
 
 python -m hyperpod_ft.replay RUN_DIR STEP
 
-Exit status: 0 they are, 1 they are not, 2 it cannot be computed. Nothing in the run changes.
+Exit status: 0 they are, 3 they are not, 2 it cannot be computed; 1 is that of a crash. Nothing in the run changes.
 """
 
 import sys
@@ -27,13 +27,14 @@ from hyperpod_ft.runs.results.usage import Usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import training_task
 
+_DIFFERS = 3  # Python ends any crash with 1
 _ALONE = Degrees(1, 1, 1, 1)
 
 
 def main() -> None:
     """Replay a step from the command line."""
     try:
-        sys.exit(0 if _replay(Run.open(Path(sys.argv[1])), int(sys.argv[2])) else 1)
+        sys.exit(0 if _replay(Run.open(Path(sys.argv[1])), int(sys.argv[2])) else _DIFFERS)
     except UserError as error:
         print_error("replay", str(error))
         sys.exit(EXIT_USER_ERROR)

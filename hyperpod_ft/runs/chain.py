@@ -10,6 +10,7 @@ from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import CARD, Output, first_changed
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 
 TOOLS = ("env", "certify", "tasks", "precompile")  # what these stages leave may be made again, and changes no result
 _SETTINGS, _ENDPOINT = "settings", "endpoint"
@@ -21,7 +22,7 @@ class Link:
 
     name: str
     files: int = 0  # that are as recorded
-    gone: int = 0  # removed since with their directory, or kept in a store
+    gone: int = 0  # removed since, with all that they are part of, or kept in a store
     unknown: int = 0  # without a recorded digest
     waits: str = ""  # why there is nothing to check
     broken: str = ""  # what differs, and what to do
@@ -76,18 +77,21 @@ def _of_stage(journal: Journal, stage: StagePlan) -> Link:
             return Link(stage.name, broken=str(UserError(problem, _again(journal, stage.name))))
     outputs = [output for output in record.outputs if Path(output.path).name != CARD]
     known = [output for output in outputs if output.digest]
-    here = [output for output in known if (root / output.path).exists()]
+    here, in_store = list[Output](), journal.sizes_in_store()
     for output in known:
-        if output not in here and not _may_be_gone(journal, output):
+        if (root / output.path).exists():
+            here.append(output)
+        elif output.path not in in_store and _whole(journal.paths, root / output.path).exists():
             return _broken(journal, stage, output, "is missing")
     if changed := first_changed(root, here):
         return _broken(journal, stage, changed, f"differs from what stage {stage.name} left")
     return Link(stage.name, len(here), len(known) - len(here), len(outputs) - len(known))
 
 
-def _may_be_gone(journal: Journal, output: Output) -> bool:
-    """`clean` removes directories, and those of training jobs may be in their store."""
-    return not (journal.paths.root / output.path).parent.exists() or output.path in journal.sizes_in_store()
+def _whole(paths: RunPaths, file: Path) -> Path:
+    """The model, dataset, checkpoint or other directory that the file is of, which is removed whole."""
+    shared, above = (*paths.inputs, paths.dataset_path), (paths.checkpoints, paths.directory)
+    return next((place for place in file.parents if place in shared or place.parent in above), paths.root)
 
 
 def _broken(journal: Journal, stage: StagePlan, output: Output, how: str) -> Link:

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -133,9 +135,20 @@ class Run:
 
     def _copy_pictures(self) -> None:
         """Those of prompts, which stage generate reads: the user may change or remove them during the training."""
-        for number, prompt in enumerate(self.config.generate.prompts):
+        for number, prompt in enumerate(self.config.generate.prompts if self.config.dataset.images else ()):
             for image in filter(prompt_images.is_pinned, prompt_images.of(prompt)):
                 copy, where = self.paths.prompt_images / image["revision"], f"generate.prompts.{number}"
                 if not copy.exists():
-                    sources.resolve_path(where, image["source"], where, image["revision"], Path("/"))
-                    publish.write_bytes(copy, Path(image["source"]).read_bytes())
+                    _copy_picture(where, image["source"], image["revision"], copy)
+
+
+def _copy_picture(where: str, source: str, revision: str, target: Path) -> None:
+    """Publish the copy that was checked, for those alone who may read the file. Raises UserError."""
+    with tempfile.TemporaryDirectory() as own:
+        copy = Path(own, Path(source).name)
+        with contextlib.suppress(FileNotFoundError):  # said below
+            shutil.copy2(source, copy)
+        sources.resolve_path(where, source, where, revision, Path("/"), copy)
+        prompt_images.check_file(where, copy)
+        mode = copy.stat().st_mode & 0o666
+        publish.write_bytes(target, copy.read_bytes(), mode | 0o600)

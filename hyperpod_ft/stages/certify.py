@@ -15,7 +15,7 @@ from pathlib import Path
 from hyperpod_ft import gc_pause
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.planning.certificate import Certificate, naming_trl
-from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.model_fit import check_all_nodes
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -44,7 +44,7 @@ def _torch(run: Run, scratch: Path) -> Certificate:
     gc_pause.resume_collection()
     lora = run.config.lora if run.config.training.method == "lora" else None
     found = certify(run.paths.base_model, lora, scratch)
-    found.check(run.config, run.plan.degrees)
+    check_all_nodes(run.config, run.plan.degrees, run.paths.base_model, found)
     small = scratch / SMALL
     if small.exists() and not found.not_proven:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -58,7 +58,7 @@ def _trl(run: Run, scratch: Path) -> Certificate:
 
     gc_pause.resume_collection()
     found = certify(run.config, run.paths.base_model, run.paths.teacher, scratch)
-    check_model_directory(run.config, run.plan.degrees, run.paths.base_model, found, run.paths.teacher)
+    check_all_nodes(run.config, run.plan.degrees, run.paths.base_model, found, run.paths.teacher)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hyperpod_ft.download import adapter, assets
 from hyperpod_ft.download.fetch import Manifest, ensure
-from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.model_fit import check_all_nodes
 from hyperpod_ft.runs.assets import with_adapter
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -24,7 +24,7 @@ def work(run: Run) -> Result:
     adapter.check(run)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.teacher(run)}
     config, paths = with_adapter(run.config), run.paths
-    check_model_directory(config, run.plan.degrees, paths.fetched_model, None, paths.teacher)
+    check_all_nodes(config, run.plan.degrees, paths.fetched_model, None, paths.teacher)
     if made := assets.made_model(run):
         fetched["model.new_tokens" if run.config.model.added_tokens else "score"] = ensure(made)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}

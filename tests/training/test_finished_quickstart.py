@@ -1,6 +1,9 @@
 """All stages of the quickstart, and what follows: preferences on its model (docs/methods.md), the chain of digests."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +18,8 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
 from hyperpod_ft.launch.elsewhere import elsewhere
 from hyperpod_ft.replay import __main__ as replay
-from hyperpod_ft.runs.records import outputs_of, unix_time
+from hyperpod_ft.runs.jobs import PYTHON, Job
+from hyperpod_ft.runs.records import outputs_of, unix_time, utc_now
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, kit, metrics, process_group_of_its_own, train_here
@@ -67,14 +71,15 @@ def test_preferences_on_a_fine_tuned_model(quickstart: Run, jobs: Jobs) -> None:
 def _replays_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """`replay` in this process, which has imported what its program imports."""
 
-    def call(command: list[str], env: dict[str, str]) -> int:
-        assert command[1:3] == ["-m", "hyperpod_ft.replay"] and env["OMP_NUM_THREADS"] == "1"
-        with monkeypatch.context() as patched, process_group_of_its_own(), pytest.raises(SystemExit) as ended:
+    def become(program: Path, command: list[str], environment: dict[str, str]) -> None:
+        assert command[:3] == [str(program), "-m", "hyperpod_ft.replay"] and environment["OMP_NUM_THREADS"] == "1"
+        with monkeypatch.context() as patched, process_group_of_its_own():
             patched.setattr(sys, "argv", command[2:])
             replay.main()
-        return int(str(ended.value.code))
 
-    monkeypatch.setattr("subprocess.call", call)
+    monkeypatch.setattr("os.execve", become)
+    monkeypatch.setenv(PYTHON, sys.executable)  # whose code is here: none is copied
+    monkeypatch.chdir("/")
 
 
 def replayed(run: Run, step: int) -> tuple[int, list[str]]:
@@ -92,12 +97,12 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def verified(run: Run) -> tuple[int, list[str]]:
-    done = CliRunner().invoke(app, ["verify", str(run.paths.directory), "--run"])
+def verified(run: Run, reference: Path | None = None) -> tuple[int, list[str]]:
+    done = CliRunner().invoke(app, ["verify", str(reference or run.paths.directory), "--run"])
     return done.exit_code, done.stdout.splitlines()
 
 
-def test_each_link_from_the_data_to_the_endpoint_is_checked(quickstart: Run) -> None:
+def test_each_link_from_the_data_to_the_endpoint_is_checked(quickstart: Run, tmp_path: Path) -> None:
     paths, stages = quickstart.paths, ["download", "dataset", "train", "consolidate", "merge", "generate"]
     publish.write_json(paths.endpoint_proof, {"model": quickstart.journal.record("merge").digest})  # type: ignore[union-attr]
     status, lines = verified(quickstart)
@@ -131,13 +136,17 @@ def test_each_link_from_the_data_to_the_endpoint_is_checked(quickstart: Run) -> 
         ),
         "endpoint": (paths.endpoint_proof, '{"model": "another"}'),
     }
+    run_file = shutil.copy(paths.config_path, tmp_path / "mine.yaml")
+    quickstart.journal.add_job(Job("env", "p1", "process", utc_now()))
     for link, (file, changed) in changes.items():
         content = file.read_text()
         file.write_text(changed)
-        status, lines = verified(quickstart)
-        assert status == 1 and lines[-1].startswith(f"wrong: {link}: {file}: "), lines
+        for reference in (paths.directory, run_file):
+            status, lines = verified(quickstart, reference)
+            assert status == 1 and lines[-1].startswith(f"wrong: {link}: {file}: "), lines
         file.write_text(content)
     paths.endpoint_proof.unlink()
+    paths.jobs_path.unlink()
 
 
 def test_what_a_stage_had_read_is_checked(quickstart: Run) -> None:
@@ -171,18 +180,24 @@ def test_what_is_removed_or_missing(quickstart: Run) -> None:
     status, lines = verified(quickstart)
     assert status == 0 and lines[3] == "train        1 file as recorded, 3 files removed since"
     aside.rename(paths.checkpoints)
-    weights = paths.tuned_model / "model.safetensors"
-    weights.rename(aside)
-    status, lines = verified(quickstart)
-    assert status == 1 and lines[-1].startswith(f"wrong: merge: {weights}: is missing; restore it")
-    aside.rename(weights)
+    weights, split = paths.tuned_model / "model.safetensors", paths.dataset_path / "train"
+    for link, missing in {"merge": weights, "dataset": split, "generate": paths.samples_path}.items():
+        missing.rename(aside)
+        status, lines = verified(quickstart)
+        assert status == 1 and lines[-1].startswith(f"wrong: {link}: {missing}")
+        assert ": is missing; restore it" in lines[-1]
+        aside.rename(missing)
+    for whole in (paths.dataset_path, paths.checkpoint(3), paths.raw_datasets[0], paths.adapter):
+        whole.rename(aside)
+        assert verified(quickstart)[0] == 0
+        aside.rename(whole)
     samples = paths.record_path("generate")
     samples.rename(aside)
     assert verified(quickstart)[1][-1] == "generate     has not run"
     aside.rename(samples)
 
 
-def test_a_step_again(quickstart: Run) -> None:
+def test_a_step_again(quickstart: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = quickstart.paths
     for step, begun in {1: "the base model", 2: "the base model", 3: "the checkpoint of step 2"}.items():
         status, lines = replayed(quickstart, step)
@@ -203,6 +218,8 @@ def test_a_step_again(quickstart: Run) -> None:
     attempt.write_text(written)
     status, lines = replayed(quickstart, 4)
     assert status == 2 and lines[-1].endswith("metrics.jsonl; the nearest that is: --step 3")
+    monkeypatch.delattr(replay, "replay")
+    assert replayed(quickstart, 3) == (1, []), "a crash is no other figure"
 
 
 def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
@@ -215,7 +232,7 @@ def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
     rows.flush()
     assert replayed(quickstart, 2)[0] == 0, "another step"
     status, lines = replayed(quickstart, 3)
-    assert status == 1 and lines[-1].startswith("wrong: loss, gradient norm, weights; ")
+    assert status == 3 and lines[-1].startswith("wrong: loss, gradient norm, weights; ")
     assert lines[-1].endswith(f"verify {paths.directory} --run says whether a file has changed")
     rows[row, label] -= 1
     rows.flush()
@@ -223,8 +240,24 @@ def test_a_step_with_other_rows_or_settings_is_told(quickstart: Run) -> None:
     settings = paths.config_path.read_text()
     paths.config_path.write_text(settings.replace("learning_rate: 0.008", "learning_rate: 0.008001"))
     status, lines = replayed(quickstart, 3)
-    assert status == 1 and lines[-1].startswith("wrong: learning rate, weights; ")
+    assert status == 3 and lines[-1].startswith("wrong: learning rate, weights; ")
     paths.config_path.write_text(settings)
+
+
+def test_the_program_of_a_step_has_this_code_and_no_secret(quickstart: Run, tmp_path: Path) -> None:
+    """It becomes the command's process, with nothing of the working directory, or of what is beside the kit."""
+    (tmp_path / "yaml.py").write_text("1 / 0")
+    program = tmp_path / "python"
+    seen = "import os, sys, yaml, hyperpod_ft as kit; print(os.getcwd(), os.getppid(), kit.__file__, *os.environ)"
+    program.write_text(f"#!/bin/sh\n{sys.executable} -c '{seen}'\nexit 7\n")
+    program.chmod(0o700)
+    variables = {**os.environ, PYTHON: str(program), "HF_TOKEN": "secret"}
+    command = [sys.executable, "-P", "-m", "hyperpod_ft", "replay", str(quickstart.paths.directory), "--step", "1"]
+    with subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        found = process.communicate(timeout=60)[0].split()
+    assert process.returncode == 7 and found[:2] == ["/", str(process.pid)]
+    assert Path(found[2]).is_relative_to(quickstart.paths.code_copies)
+    assert {"PYTHONSAFEPATH", "PYTHONNOUSERSITE"} <= set(found) and "HF_TOKEN" not in found
 
 
 @pytest.mark.parametrize(

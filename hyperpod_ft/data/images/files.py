@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _Found = TypeVar("_Found")
-# Those that most have. Pillow reads many more, some with programs of their own.
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _DATA_URL = re.compile(r"data:[^,]*;base64,")
 _SHOWN = 60  # characters of a name in a message
 # A few bytes may be an image of many pixels, and a model's processor may enlarge each of many small ones.
@@ -108,8 +106,8 @@ def _read(file: bytes, what: "Callable[[Image], _Found]") -> _Found:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(file), formats=_FORMATS) as image:
+            with Image.open(io.BytesIO(file), formats=prompt_images.FORMATS) as image:
                 return what(image)
     except Exception as error:  # a damaged file raises errors of any type
-        reason = str(error) if "BytesIO" not in str(error) else f"not one of {', '.join(_FORMATS)}"
+        reason = str(error) if "BytesIO" not in str(error) else f"not one of {', '.join(prompt_images.FORMATS)}"
         raise RowError("image that cannot be read", reason[:200]) from error

@@ -123,7 +123,7 @@ def test_nothing_is_written_for_a_model_that_does_not_fit(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, "")
 
     with monkeypatch.context() as patched, pytest.raises(UserError, match="cannot be trained"):
-        patched.setattr(stage, "check_model_directory", refused)
+        patched.setattr(stage, "check_all_nodes", refused)
         stage.work(run)
     written = 2 * 64 * 8 * 4  # the new rows and those before
     with monkeypatch.context() as patched, pytest.raises(UserError, match=r"^model\.source: .* on the volume"):

@@ -4,9 +4,15 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft.cli.submitting import submit_and_follow
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.elsewhere import elsewhere
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
 from tests.conftest import MakeRun
 
 P5: dict[str, Any] = {
@@ -91,3 +97,28 @@ def test_what_would_be_another_run_is_refused(
     with pytest.raises(UserError, match=words):
         elsewhere(run, chosen)
     assert Run.open(run.paths.directory) == run
+
+
+def test_a_run_stays_where_it_is_until_the_launcher_takes_it(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Partitions(ProcessLauncher):
+        def submit(self, run: Run, stages: object, *other: object) -> None:
+            if run.config.cluster.partition == "typo":
+                raise UserError("sbatch train: no such partition")
+            run.journal.add_job(Job("train", "7", self.name, utc_now()))
+
+    run = frozen(make_run)
+    files = {path: path.read_bytes() for path in (run.paths.config_path, run.paths.plan_path)}
+    launchers = Launchers((Partitions(),))
+
+    def resume(*chosen: str) -> str:
+        opened = Run.open(run.paths.directory)
+        submit_and_follow(elsewhere(opened, chosen), launchers, "process", Selection(), watch=False, moved=True)
+        return capsys.readouterr().out
+
+    with pytest.raises(UserError, match="no such partition"):
+        resume("cluster.nodes=3", "cluster.partition=typo")
+    assert {path: path.read_bytes() for path in files} == files and "Continues" not in capsys.readouterr().out
+    assert "Continues on 3 x p5.48xlarge" in resume("cluster.nodes=3")
+    assert Run.open(run.paths.directory).config.cluster.nodes == 3

@@ -11,11 +11,12 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.preflight import check_run
+from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import download, train
+from hyperpod_ft.stages import certify, download, train
 from hyperpod_ft.stages.stage import perform
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B
 from tests.unit.planning.memory_estimates import MakeRun, estimated, shape_of, trn1
@@ -154,30 +155,47 @@ def test_an_evaluation_that_could_not_load_the_model_is_refused(make_run: MakeRu
         check_model_directory(evaluated.config, evaluated.plan.degrees, tmp_path / "model")
 
 
-@pytest.fixture
-def too_large(make_run: MakeRun, tmp_path: Path) -> Run:
-    """A run whose model, of which only the configuration is real, takes more than a core has."""
+def of_70b(make_run: MakeRun, tmp_path: Path, **settings: Any) -> Run:
+    """A run whose model has only a real configuration."""
     model = tmp_path / "model"
-    model.mkdir()
+    model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(LLAMA_3_70B))
     (model / "model.safetensors").write_bytes(weights(norm=b"1234"))
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "context": "", "response": "b"}\n')
-    run = make_run(
-        engine="neuron",
-        cluster__instance_type="trn1.32xlarge",
-        parallelism={"tensor_parallel": 8},
-        model={"source": str(model)},
-        dataset={"source": str(tmp_path / "rows.jsonl"), "format": "dolly"},
-    )
+    dataset = {"source": str(tmp_path / "rows.jsonl"), "format": "dolly"}
+    run = make_run(model={"source": str(model)}, dataset=dataset, **settings)
     run.freeze()
     finish(run, "env")
     return run
+
+
+@pytest.fixture
+def too_large(make_run: MakeRun, tmp_path: Path) -> Run:
+    """A run whose model takes more than a core has."""
+    core = {"cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
+    return of_70b(make_run, tmp_path, engine="neuron", **core)
 
 
 def test_download_refuses_what_cannot_fit(too_large: Run) -> None:
     with pytest.raises(UserError, match="this would fit"):
         perform(too_large, "download", download.work)
     assert not too_large.journal.is_done("download")
+
+
+def test_every_check_asks_for_the_fewest_nodes(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model on the Hub, stages download and certify are the first that can."""
+    nodes: dict[str, Any] = {"cluster__instance_type": "p5.48xlarge", "cluster__nodes": 4, "training__method": "full"}
+    nodes |= {"parallelism": {"tensor_parallel": 8}, "training__gradient_accumulation_steps": 3}
+    run = of_70b(make_run, tmp_path, **nodes)
+    perform(run, "download", download.work)
+    monkeypatch.setattr("hyperpod_ft.engines.torch.certificate.certify.certify", lambda *_: Certificate())
+    assert certify._torch(run, tmp_path / "scratch")
+    fewer = of_70b(make_run, tmp_path, **nodes, cluster__min_nodes=1)
+    for check in (check_run, download.work, lambda run: certify._torch(run, tmp_path / "scratch")):
+        with pytest.raises(UserError, match="this would fit"):
+            check(fewer)
 
 
 def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monkeypatch: pytest.MonkeyPatch) -> None:
