@@ -36,7 +36,8 @@ from hyperpod_ft.runs.job_files import KILLED_STATUS, hangs
 LIMIT = "HYPERPOD_FT_HANG_SECONDS"
 _LIMIT_SECONDS = 60.0
 _MEDIAN_STEPS = 10  # or as many median steps, if that is longer
-# Of a save, since to flush what was written to a slow volume uses no CPU time, and until the first step is over.
+# Until the first step is over, since packages come from a shared volume that other nodes read too, and of a save: to
+# flush what was written uses no CPU time.
 _GENEROUS = 10
 # A rank that computes, but neither ends a step nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT
 # of engines/ranks.py, so that the watch finds a hang before a collective gives up.
@@ -109,8 +110,6 @@ class RankProgress:
                 return _NO_LIMIT
             case "step" | "validation" if self._steps:
                 return min(max(self._limit, _MEDIAN_STEPS * statistics.median(self._steps)), LONGEST_SECONDS)
-            case "start":
-                return self._limit
         return _GENEROUS * self._limit
 
 
@@ -178,12 +177,14 @@ class Watch:
     def _look(self, elapsed: float) -> None:
         """See how far the ranks of this node are, and say it."""
         running = []
+        any_begun = any(rank.beat().pid for rank in self._ranks)
         for number, (rank, progress) in enumerate(zip(self._ranks, self._progress, strict=True)):
             beat = rank.beat()
             if beat.pid and state(beat.pid) in ("", "Z"):
                 continue
             running.append(progress)
-            if beat.pid and progress.silent > self._look_closer:
+            # before any rank has begun, what it is forked from imports; what the others do would prove nothing
+            if (beat.pid or not any_begun) and progress.silent > self._look_closer:
                 progress.see(beat, elapsed, *self._moved(number, beat.pid))
             else:
                 self._consumed.pop(number, None)
@@ -194,9 +195,12 @@ class Watch:
         self._store.set(f"said/{self._place.number}", _said(self._place, self._looks, silent, limit))
 
     def _moved(self, number: int, pid: int) -> tuple[Consumption, Consumption]:
-        """What the rank's processes, and those below it, consumed since the look before, if that was closer too."""
-        below = Consumption.of(descendants(pid))
-        now = Consumption.of([pid]) + below, below
+        """What the rank's processes, and those below it, consumed since the look before, if that was closer too.
+
+        `pid` 0: what all processes below this one did.
+        """
+        below = Consumption.of(descendants(pid or os.getpid()))
+        now = (Consumption.of([pid]) + below if pid else below), below
         before = self._consumed.get(number, now)
         self._consumed[number] = now
         return now[0] - before[0], now[1] - before[1]

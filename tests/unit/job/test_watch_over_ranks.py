@@ -1,5 +1,6 @@
 """The watch over the ranks of a job, with small programs in place of ranks, and nodes that are threads."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -135,6 +136,33 @@ def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
     assert "hang" not in nodes.store.values
 
 
+def test_imports_that_take_long_before_there_are_ranks(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process below the watch's, which ranks would be forked from, computes for longer than the limit."""
+    monkeypatch.setattr(watch, "_GENEROUS", 1)
+    monkeypatch.setattr(watch, "signal_all", lambda *_: None)  # all below this process
+    imported = nodes.directory / "imported"
+    program = f"import time\nwhile time.process_time() < 2: pass\nopen({str(imported)!r}, 'w')\ntime.sleep(300)"
+    nodes.ranks.append(subprocess.Popen([sys.executable, "-c", program]))
+    nodes.ends.enter_context(Watch(lambda: nodes.store, NodePlace("node1", 0, 1, 0), 2, nodes.directory))
+    (failure,) = nodes.failures()
+    assert imported.exists() and failure.hang == "before its first step: its program has not begun"
+
+
+def test_a_mapped_file_that_is_read_counts(tmp_path: Path) -> None:
+    if not os.major(tmp_path.stat().st_dev):
+        pytest.skip("in memory")
+    path, size = tmp_path / "weights", 1 << 20
+    with path.open("wb+") as file:
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = Consumption.of([os.getpid()])
+        with mmap.mmap(file.fileno(), size) as mapped:
+            assert sum(mapped[:: mmap.PAGESIZE])
+        assert (Consumption.of([os.getpid()]) - before).transferred > size
+
+
 def test_what_progress_is() -> None:
     none, works = Consumption(0.0, 0), Consumption(0.5, 0)
     reads = Consumption(0.0, 1 << 20)
@@ -165,7 +193,7 @@ def test_what_progress_is() -> None:
     assert [silence(step).limit, silence(slow).limit, silence(step, slow).limit] == [60, 100, 60]
     assert silence(Beat(1, "step", 1, 1.0, 1000.0)).limit == watch.LONGEST_SECONDS
     limits = {phase: silence(Beat(1, phase, 0, 1.0)).limit for phase in PHASES}
-    assert limits == {"start": 60, "step": 600, "validation": 600, "save": 600, "end": 600, "waiting": float("inf")}
+    assert limits == {"start": 600, "step": 600, "validation": 600, "save": 600, "end": 600, "waiting": float("inf")}
     assert timedelta(seconds=watch.LONGEST_SECONDS) < COLLECTIVE_TIMEOUT, "the watch speaks first"
 
 
