@@ -39,8 +39,8 @@ _MEDIAN_STEPS = 10  # or as many median steps, if that is longer
 # Until the first step is over, since packages come from a shared volume that other nodes read too, and of a save: to
 # flush what was written uses no CPU time.
 _GENEROUS = 10
-# A rank that computes, but neither ends a step nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT
-# of engines/ranks.py, so that the watch finds a hang before a collective gives up.
+# A rank that computes, but neither beats nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT of
+# engines/ranks.py, so that the watch finds a hang before a collective gives up.
 LONGEST_SECONDS = 55 * 60.0
 _NO_LIMIT = float("inf")
 _LOOK_SECONDS = 1.0
