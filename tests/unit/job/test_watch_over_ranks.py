@@ -7,14 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT
-from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting
+from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting, WatchedRank
 from hyperpod_ft.job import recovery, watch
 from hyperpod_ft.job.hang import RankState, suspect
 from hyperpod_ft.job.watch import NodePlace, RankProgress, Watch
@@ -128,6 +129,20 @@ def test_a_node_that_does_not_answer(nodes: Nodes) -> None:
     nodes.start(2, "gather", "gather")
     (failure,) = nodes.failures()
     assert (failure.rank, failure.node, failure.hang) == (2, "node 2 of 2", "in step 6: its node does not answer")
+
+
+def test_an_answer_amid_stacks_that_are_still_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Collectives({"world": 7}, [Waiting("gloo:all_reduce", "world", 1)])
+    monkeypatch.setattr(heartbeat, "_collectives", lambda: said)
+    rank, text = WatchedRank(), heartbeat._TEXT
+    with closing(rank), mmap.mmap(rank.descriptor, mmap.PAGESIZE) as memory:
+        memory[heartbeat._ASKED] = 1
+        os.pwrite(rank.descriptor, b"Thread", text)
+        os.pwrite(rank.descriptor, b'{"begun": {', heartbeat._COLLECTIVES)
+        assert rank.answer() == ("Thread", None)
+        heartbeat._answer(memory, rank.descriptor)
+        os.pwrite(rank.descriptor, b" 0x7", text + 6)
+        assert rank.answer() == ("Thread 0x7", said)
 
 
 def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
