@@ -46,6 +46,7 @@ _NO_LIMIT = float("inf")
 _LOOK_SECONDS = 1.0
 _REMEMBERED_STEPS = 50
 _ANSWER_SECONDS = 3.0  # that ranks have, and as many again that nodes have
+_STACKS_SECONDS = 5.0  # that the files of a hang have, once all ranks are dead: the supervisor waits for 10 s
 _WORKING = 0.05  # CPU time per second, of processes that do not only wait
 _READING = 1 << 16  # bytes a second
 _RANKS = TypeAdapter(list[RankState])
@@ -145,6 +146,7 @@ class Watch:
         self.found_hang = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._reports: threading.Thread | None = None
 
     def __enter__(self) -> None:
         """Before the ranks are started."""
@@ -155,6 +157,8 @@ class Watch:
         """When the ranks have ended."""
         self._over.set()
         self._thread.join(_LOOK_SECONDS)  # not longer: it may still wait for the store
+        if self._reports:
+            self._reports.join(_STACKS_SECONDS)
 
     def _run(self) -> None:
         # when torchrun has ended on the first node, so has its store
@@ -233,7 +237,8 @@ class Watch:
         self._store.set(f"ranks/{self._place.number}", _RANKS.dump_json(self._states()).decode())
         if self._place.number == 0:
             # the volume may be what hangs
-            threading.Thread(target=self._report, daemon=True).start()
+            self._reports = threading.Thread(target=self._report, daemon=True)
+            self._reports.start()
         self._await(lambda: self._store.check(["reported"]), 4 * _ANSWER_SECONDS)
         pids = [rank.beat().pid for rank in self._ranks]
         # torchrun would first ask them to end
@@ -282,10 +287,11 @@ class Watch:
         print(f"watch: rank {found.rank} on {found.node} hangs {why}", file=sys.stderr)
         print(f"watch: the stacks of all ranks: {directory}", file=sys.stderr, flush=True)
         report_failure(found.rank, KILLED_STATUS, time.time(), why, found.node)
-        for rank in ranks:
+        # the nodes kill now: a slow volume may take longer for the stacks than the supervisor waits for torchrun
+        self._store.set("reported", "")
+        for rank in [found, *(rank for rank in ranks if rank is not found)]:
             with suppress(OSError):  # the volume may be full
                 publish.write_text(directory / f"rank-{rank.rank:05}.txt", rank.text)
-        self._store.set("reported", "")
 
     def _await(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -5,15 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hyperpod_ft import heartbeat
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT
 from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting, WatchedRank
 from hyperpod_ft.job import recovery, watch
@@ -104,13 +106,19 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
             rank.wait()
 
 
-def test_a_stopped_rank_of_another_node(nodes: Nodes) -> None:
+def test_a_stopped_rank_of_another_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    slow = SimpleNamespace(write_text=lambda *file: may_write.wait(60) and publish.write_text(*file))
+    monkeypatch.setattr(watch, "publish", slow)
     watches = nodes.start(2, "gather", "gather", "gather", "stop")
     (failure,) = nodes.failures()
     assert (failure.rank, failure.node, failure.status) == (3, "node2", 137)
     assert failure.hang == "in step 6: its process is stopped"
     assert [rank.wait(60) for rank in nodes.ranks] == [-signal.SIGKILL] * 4
     assert [each.found_hang for each in watches] == [True, False]
+    assert not hangs(nodes.directory).exists(), "the volume is slow"
+    may_write.set()
+    nodes.ends.close()  # waits for the files
     (directory,) = hangs(nodes.directory).iterdir()
     first, *_, last = sorted(directory.iterdir())
     assert first.read_text().startswith("rank 0 on node1, in step 6; its process: S\n")
