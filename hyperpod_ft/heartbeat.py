@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+from hyperpod_ft.processes import ProcessIdentity
+
 # Set in ranks by the watch: its process, a colon, and the descriptors of the files, by local rank.
 FILES = "HYPERPOD_FT_HEARTBEATS"
 ASK = signal.SIGUSR2
@@ -137,14 +139,21 @@ class WatchedRank:
         self.descriptor = os.memfd_create("heartbeat")
         os.ftruncate(self.descriptor, _TEXT)
         self._memory = mmap.mmap(self.descriptor, _COLLECTIVES)
+        self._process: ProcessIdentity | None = None
 
     def beat(self) -> Beat:
         pid, phase, *others = _BEAT.unpack_from(self._memory)
         return Beat(pid, PHASES[phase], *others)
 
+    def running(self) -> int:
+        """The rank's pid; 0: it has not begun, or has ended. Its pid may then be another process's."""
+        if self._process is None and (pid := self.beat().pid):
+            self._process = ProcessIdentity.of(pid) or ProcessIdentity(pid, 0)  # no process started at 0
+        return self._process.pid if self._process and self._process.is_alive() else 0
+
     def ask(self) -> None:
-        """Ask for stacks and collectives; a rank that is stopped, or has not begun, does not answer."""
-        if pid := self.beat().pid:
+        """Ask for stacks and collectives; a rank that is stopped, or does not run, does not answer."""
+        if pid := self.running():
             self._memory[_ASKED] = 1
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, ASK)

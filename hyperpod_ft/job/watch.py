@@ -184,7 +184,7 @@ class Watch:
         any_begun = any(rank.beat().pid for rank in self._ranks)
         for number, (rank, progress) in enumerate(zip(self._ranks, self._progress, strict=True)):
             beat = rank.beat()
-            if beat.pid and state(beat.pid) in ("", "Z"):
+            if beat.pid and not rank.running():
                 continue
             running.append(progress)
             # before any rank has begun, what it is forked from imports; what the others do would prove nothing
@@ -240,9 +240,11 @@ class Watch:
             self._reports = threading.Thread(target=self._report, daemon=True)
             self._reports.start()
         self._await(lambda: self._store.check(["reported"]), 4 * _ANSWER_SECONDS)
-        pids = [rank.beat().pid for rank in self._ranks]
         # torchrun would first ask them to end
-        started = [each for pid in pids for each in tree(pid)] if all(pids) else descendants(os.getpid())
+        if all(rank.beat().pid for rank in self._ranks):
+            started = [each for rank in self._ranks if (pid := rank.running()) for each in tree(pid)]
+        else:
+            started = descendants(os.getpid())
         signal_all(started, signal.SIGKILL)
 
     def _states(self) -> list[RankState]:
@@ -250,7 +252,8 @@ class Watch:
             rank.ask()
 
         def answered(rank: WatchedRank) -> bool:
-            return bool(rank.answer()[1]) or state(rank.beat().pid) in STOPPED
+            pid = rank.running()
+            return not pid or state(pid) in STOPPED or bool(rank.answer()[1])
 
         self._await(lambda: all(map(answered, self._ranks)), _ANSWER_SECONDS)
         states = []
@@ -262,7 +265,7 @@ class Watch:
                     self._place.node,
                     beat.phase,
                     beat.step,
-                    state(beat.pid) if beat.pid else "",
+                    (state(rank.running()) or "X") if beat.pid else "",
                     stacks=stacks,
                     collectives=collectives or Collectives(),
                 )

@@ -21,7 +21,7 @@ from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting, WatchedRan
 from hyperpod_ft.job import recovery, watch
 from hyperpod_ft.job.hang import RankState, suspect
 from hyperpod_ft.job.watch import NodePlace, RankProgress, Watch
-from hyperpod_ft.processes import Consumption
+from hyperpod_ft.processes import Consumption, ProcessIdentity
 from hyperpod_ft.runs.attempts import NodeFailure
 from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, hangs
 from tests.waiting import wait_for
@@ -153,6 +153,21 @@ def test_an_answer_amid_stacks_that_are_still_written(monkeypatch: pytest.Monkey
         assert rank.answer() == ("Thread 0x7", said)
 
 
+def test_a_pid_that_another_process_has_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, other = WatchedRank(), subprocess.Popen(["sleep", "300"])
+    with closing(rank), mmap.mmap(rank.descriptor, mmap.PAGESIZE) as memory:
+        heartbeat._BEAT.pack_into(memory, 0, other.pid, 0, 0, 0.0, 0.0)
+        with monkeypatch.context() as earlier:
+            earlier.setattr(ProcessIdentity, "of", lambda pid: ProcessIdentity(pid, 1))
+            assert rank.running() == other.pid
+        assert rank.running() == 0
+        rank.ask()  # by a signal that ends who does not expect it
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+    other.kill()
+    assert other.wait() == -signal.SIGKILL
+
+
 def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
     nodes.start(2, "gather", "gather", "gather", "go_on")
     time.sleep(3)
@@ -248,6 +263,8 @@ WAITS = "all_reduce (distributed_c10d.py:7)"
         ([rank(0, "gather (ranks.py:3)"), rank(1, "f (a.py:1)")], 1, "others wait for it, at f (a.py:1)"),
         ([rank(0, "f (a.py:1)", step=6), rank(1, "g (a.py:2)")], 1, "it does not go on, at g (a.py:2)"),
         ([rank(0, WAITS, world=9), rank(1, process="D")], 1, "it waits for a device or volume"),
+        ([rank(0, process="X"), rank(1, "f (a.py:1)")], 1, "it does not go on, at f (a.py:1)"),
+        ([rank(0, process="X"), rank(1, WAITS, world=9)], 0, "others wait for it"),
         ([rank(0, "f (a.py:1)")], 0, "it does not go on, at f (a.py:1)"),
         # rank 1 skipped the ninth of the world's collectives, went on, and waits in the next of another group
         (
