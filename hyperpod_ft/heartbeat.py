@@ -2,7 +2,8 @@
 
 The watch makes a file in memory for each rank of its node. At its beginning is the rank's `Beat`: to renew it costs a
 rank no system call. From `_TEXT` on are the rank's answers: on `ASK`, faulthandler writes the stacks of all threads,
-even while Python waits in C. A thread then adds the collectives that torch's flight recorder has: `Collectives`.
+even while Python waits in C. A thread then writes the collectives that torch's flight recorder has, `Collectives`, from
+`_COLLECTIVES` on, and last how long they are.
 """
 
 import contextlib
@@ -19,12 +20,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+from hyperpod_ft.processes import ProcessIdentity
+
 # Set in ranks by the watch: its process, a colon, and the descriptors of the files, by local rank.
 FILES = "HYPERPOD_FT_HEARTBEATS"
 ASK = signal.SIGUSR2
-_ANSWER_SECONDS = 0.5
-_TEXT = 4096
+_ANSWER_SECONDS = 0.25
+_COLLECTIVES, _TEXT = 4096, 1 << 24  # what is not written takes no memory
 _BEAT, _ASKED = struct.Struct("=qqqdd"), 64
+_LENGTH, _LENGTH_AT = struct.Struct("=q"), 72
 
 Phase = Literal["start", "step", "validation", "save", "end", "waiting"]
 """What a rank does. `start`: all before its first step; `end`: all after the last; `waiting`: for another job, which
@@ -77,7 +81,7 @@ def begin() -> None:
         return
     watch, _, descriptors = files.partition(":")
     descriptor = os.open(f"/proc/{watch}/fd/{descriptors.split(',')[int(os.environ['LOCAL_RANK'])]}", os.O_RDWR)
-    memory = _own.memory = mmap.mmap(descriptor, _TEXT)
+    memory = _own.memory = mmap.mmap(descriptor, _COLLECTIVES)
     os.lseek(descriptor, _TEXT, os.SEEK_SET)
     faulthandler.register(ASK, descriptor)
     threading.Thread(target=_answer, args=(memory, descriptor), daemon=True).start()
@@ -108,7 +112,10 @@ def during(phase: Phase) -> Iterator[None]:
 def _answer(memory: mmap.mmap, descriptor: int) -> None:
     while not memory[_ASKED]:
         time.sleep(_ANSWER_SECONDS)
-    os.write(descriptor, f"\n{json.dumps(asdict(_collectives()))}\n".encode())
+    time.sleep(_ANSWER_SECONDS)  # for the stacks
+    said = json.dumps(asdict(_collectives())).encode()
+    os.pwrite(descriptor, said, _COLLECTIVES)
+    _LENGTH.pack_into(memory, _LENGTH_AT, len(said))
 
 
 def _collectives() -> Collectives:
@@ -131,26 +138,34 @@ class WatchedRank:
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("heartbeat")
         os.ftruncate(self.descriptor, _TEXT)
-        self._memory = mmap.mmap(self.descriptor, _TEXT)
+        self._memory = mmap.mmap(self.descriptor, _COLLECTIVES)
+        self._process: ProcessIdentity | None = None
 
     def beat(self) -> Beat:
         pid, phase, *others = _BEAT.unpack_from(self._memory)
         return Beat(pid, PHASES[phase], *others)
 
+    def running(self) -> int:
+        """The rank's pid; 0: it has not begun, or has ended. Its pid may then be another process's."""
+        if self._process is None and (pid := self.beat().pid):
+            self._process = ProcessIdentity.of(pid) or ProcessIdentity(pid, 0)  # no process started at 0
+        return self._process.pid if self._process and self._process.is_alive() else 0
+
     def ask(self) -> None:
-        """Ask for stacks and collectives; a rank that is stopped, or has not begun, does not answer."""
-        if pid := self.beat().pid:
+        """Ask for stacks and collectives; a rank that is stopped, or does not run, does not answer."""
+        if pid := self.running():
             self._memory[_ASKED] = 1
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, ASK)
 
     def answer(self) -> tuple[str, Collectives | None]:
         """The stacks so far, and the collectives; None: not yet."""
-        text = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, _TEXT).decode(errors="replace")
-        stacks, _, last = text.rstrip("\n").rpartition("\n")
-        if not last.startswith("{"):
-            return text, None
-        said = json.loads(last)
+        written = os.fstat(self.descriptor).st_size - _TEXT
+        stacks = os.pread(self.descriptor, written, _TEXT).decode(errors="replace")
+        (length,) = _LENGTH.unpack_from(self._memory, _LENGTH_AT)
+        if not length:
+            return stacks, None
+        said = json.loads(os.pread(self.descriptor, length, _COLLECTIVES))
         return stacks, Collectives(said["begun"], [Waiting(*each) for each in said["waiting"]])
 
     def close(self) -> None:

@@ -21,7 +21,10 @@ class Growth:
         self._step = run.journal.last_written_step()
         self._looked_at = time.monotonic()
         # a job that was requeued for more nodes and did not get them would be again after each checkpoint
-        in_vain = bool(earlier) and earlier[-1].cause == "more nodes" and earlier[-1].checkpoint == self._step
+        in_vain = any(
+            before.cause == "more nodes" and before.checkpoint == self._step and before.nodes >= host.nodes
+            for before in earlier[-1:]
+        )
         self._wanted = bool(run.nodes_wanted) and not in_vain
 
     def begins(self) -> bool:

@@ -20,7 +20,7 @@ class RankState:
     node: str
     phase: Phase
     step: int  # the last one that is done
-    process: str  # as `processes.state`; empty: its program has not begun
+    process: str  # as `processes.state`, X: it has ended; empty: its program has not begun
     answers: bool = True  # whether its node does
     stacks: str = ""  # of its threads, as faulthandler writes them
     collectives: Collectives = field(default_factory=Collectives)
@@ -74,8 +74,8 @@ def _suspect(ranks: Sequence[RankState]) -> tuple[RankState, str]:
             return rank, "its process is stopped"
         if not rank.process:
             return rank, "its program has not begun"
-    # one that is behind, and waits, is behind because of others
-    found = min(ranks, key=lambda rank: (rank.waits, rank.process != "D", rank.step))
+    # one that is behind, and waits, is behind because of others; one that has ended may have done its part
+    found = min(ranks, key=lambda rank: (rank.waits, rank.process == "X", rank.process != "D", rank.step))
     if not found.waits:
         if found.process == "D":
             return found, "it waits for a device or volume"

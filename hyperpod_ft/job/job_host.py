@@ -83,6 +83,7 @@ class SlurmHost(JobHost):
     restarts: int = 0  # how often Slurm has started the job again
     node_list: str = ""  # like node[1-4]
     partition: str = ""
+    reserved: bool = False  # whether it runs in a reservation
 
     continued_by = "Slurm"
 
@@ -102,7 +103,7 @@ class SlurmHost(JobHost):
         return Slurm().host_names(self.node_list)
 
     def idle_nodes(self) -> int:
-        return Slurm().idle_nodes(self.partition)
+        return Slurm().idle_nodes(self.partition, reserved=self.reserved)
 
     def replacement(self, node: str) -> str:
         return replacement_on_slurm(node)
@@ -180,5 +181,6 @@ def this_host(environment: Mapping[str, str] = os.environ) -> JobHost:
             restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
             node_list=environment.get("SLURM_JOB_NODELIST", ""),
             partition=environment.get("SLURM_JOB_PARTITION", ""),
+            reserved="SLURM_JOB_RESERVATION" in environment,
         )
     return JobHost(os.uname().nodename, attempt=before)

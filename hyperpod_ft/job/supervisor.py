@@ -120,7 +120,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         growth = Growth(run, signals.host, earlier)
         attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
         measured = run.journal.references_measured() > references
-        attempt = replace(attempt, measured=measured, grows=growth.is_due)
+        attempt = replace(attempt, measured=measured, grows=growth.is_due, nodes=signals.host.nodes)
         decision = decide(attempt, earlier)
         if decision.action == "retry":
             if signals.child is not None:

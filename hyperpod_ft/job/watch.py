@@ -36,15 +36,17 @@ from hyperpod_ft.runs.job_files import KILLED_STATUS, hangs
 LIMIT = "HYPERPOD_FT_HANG_SECONDS"
 _LIMIT_SECONDS = 60.0
 _MEDIAN_STEPS = 10  # or as many median steps, if that is longer
-# Of a save, since to flush what was written to a slow volume uses no CPU time, and until the first step is over.
+# Until the first step is over, since packages come from a shared volume that other nodes read too, and of a save: to
+# flush what was written uses no CPU time.
 _GENEROUS = 10
-# A rank that computes, but neither ends a step nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT
-# of engines/ranks.py, so that the watch finds a hang before a collective gives up.
+# A rank that computes, but neither beats nor reads or writes, is waited for as long: less than COLLECTIVE_TIMEOUT of
+# engines/ranks.py, so that the watch finds a hang before a collective gives up.
 LONGEST_SECONDS = 55 * 60.0
 _NO_LIMIT = float("inf")
 _LOOK_SECONDS = 1.0
 _REMEMBERED_STEPS = 50
 _ANSWER_SECONDS = 3.0  # that ranks have, and as many again that nodes have
+_STACKS_SECONDS = 5.0  # that the files of a hang have, once all ranks are dead: the supervisor waits for 10 s
 _WORKING = 0.05  # CPU time per second, of processes that do not only wait
 _READING = 1 << 16  # bytes a second
 _RANKS = TypeAdapter(list[RankState])
@@ -109,8 +111,6 @@ class RankProgress:
                 return _NO_LIMIT
             case "step" | "validation" if self._steps:
                 return min(max(self._limit, _MEDIAN_STEPS * statistics.median(self._steps)), LONGEST_SECONDS)
-            case "start":
-                return self._limit
         return _GENEROUS * self._limit
 
 
@@ -146,6 +146,7 @@ class Watch:
         self.found_hang = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._reports: threading.Thread | None = None
 
     def __enter__(self) -> None:
         """Before the ranks are started."""
@@ -156,6 +157,8 @@ class Watch:
         """When the ranks have ended."""
         self._over.set()
         self._thread.join(_LOOK_SECONDS)  # not longer: it may still wait for the store
+        if self._reports:
+            self._reports.join(_STACKS_SECONDS)
 
     def _run(self) -> None:
         # when torchrun has ended on the first node, so has its store
@@ -178,12 +181,14 @@ class Watch:
     def _look(self, elapsed: float) -> None:
         """See how far the ranks of this node are, and say it."""
         running = []
+        any_begun = any(rank.beat().pid for rank in self._ranks)
         for number, (rank, progress) in enumerate(zip(self._ranks, self._progress, strict=True)):
             beat = rank.beat()
-            if beat.pid and state(beat.pid) in ("", "Z"):
+            if beat.pid and not rank.running():
                 continue
             running.append(progress)
-            if beat.pid and progress.silent > self._look_closer:
+            # before any rank has begun, what it is forked from imports; what the others do would prove nothing
+            if (beat.pid or not any_begun) and progress.silent > self._look_closer:
                 progress.see(beat, elapsed, *self._moved(number, beat.pid))
             else:
                 self._consumed.pop(number, None)
@@ -194,9 +199,12 @@ class Watch:
         self._store.set(f"said/{self._place.number}", _said(self._place, self._looks, silent, limit))
 
     def _moved(self, number: int, pid: int) -> tuple[Consumption, Consumption]:
-        """What the rank's processes, and those below it, consumed since the look before, if that was closer too."""
-        below = Consumption.of(descendants(pid))
-        now = Consumption.of([pid]) + below, below
+        """What the rank's processes, and those below it, consumed since the look before, if that was closer too.
+
+        `pid` 0: what all processes below this one did.
+        """
+        below = Consumption.of(descendants(pid or os.getpid()))
+        now = (Consumption.of([pid]) + below if pid else below), below
         before = self._consumed.get(number, now)
         self._consumed[number] = now
         return now[0] - before[0], now[1] - before[1]
@@ -229,11 +237,14 @@ class Watch:
         self._store.set(f"ranks/{self._place.number}", _RANKS.dump_json(self._states()).decode())
         if self._place.number == 0:
             # the volume may be what hangs
-            threading.Thread(target=self._report, daemon=True).start()
+            self._reports = threading.Thread(target=self._report, daemon=True)
+            self._reports.start()
         self._await(lambda: self._store.check(["reported"]), 4 * _ANSWER_SECONDS)
-        pids = [rank.beat().pid for rank in self._ranks]
         # torchrun would first ask them to end
-        started = [each for pid in pids for each in tree(pid)] if all(pids) else descendants(os.getpid())
+        if all(rank.beat().pid for rank in self._ranks):
+            started = [each for rank in self._ranks if (pid := rank.running()) for each in tree(pid)]
+        else:
+            started = descendants(os.getpid())
         signal_all(started, signal.SIGKILL)
 
     def _states(self) -> list[RankState]:
@@ -241,7 +252,8 @@ class Watch:
             rank.ask()
 
         def answered(rank: WatchedRank) -> bool:
-            return bool(rank.answer()[1]) or state(rank.beat().pid) in STOPPED
+            pid = rank.running()
+            return not pid or state(pid) in STOPPED or bool(rank.answer()[1])
 
         self._await(lambda: all(map(answered, self._ranks)), _ANSWER_SECONDS)
         states = []
@@ -253,7 +265,7 @@ class Watch:
                     self._place.node,
                     beat.phase,
                     beat.step,
-                    state(beat.pid) if beat.pid else "",
+                    (state(rank.running()) or "X") if beat.pid else "",
                     stacks=stacks,
                     collectives=collectives or Collectives(),
                 )
@@ -278,10 +290,11 @@ class Watch:
         print(f"watch: rank {found.rank} on {found.node} hangs {why}", file=sys.stderr)
         print(f"watch: the stacks of all ranks: {directory}", file=sys.stderr, flush=True)
         report_failure(found.rank, KILLED_STATUS, time.time(), why, found.node)
-        for rank in ranks:
+        # the nodes kill now: a slow volume may take longer for the stacks than the supervisor waits for torchrun
+        self._store.set("reported", "")
+        for rank in [found, *(rank for rank in ranks if rank is not found)]:
             with suppress(OSError):  # the volume may be full
                 publish.write_text(directory / f"rank-{rank.rank:05}.txt", rank.text)
-        self._store.set("reported", "")
 
     def _await(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

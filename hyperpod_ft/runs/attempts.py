@@ -44,6 +44,7 @@ class Attempt:
     measured: bool = False  # objective dpo: since the job began, more of the reference was measured
     left: bool = False  # processes of it may still hang on a node
     grows: bool = False  # it was asked to save because more nodes are idle
+    nodes: int = 0  # that it had; 0: not known
 
     @property
     def first_failure(self) -> NodeFailure | None:

@@ -100,7 +100,7 @@ def _run_rank_0(ranks: Ranks) -> None:
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
             _give_layout(layout, run.paths, ranks)
             trained: TrainingResult = chosen.train(training_task(run, layout), ranks)
-        heartbeat.beat("end")
+            heartbeat.beat("end")  # before the graphs are counted, and the usage is written
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
         return stage.Result(

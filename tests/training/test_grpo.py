@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, GenerationMixin
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.data.prepared import Prompt, Prompts, open_split, write_prompts
@@ -93,14 +94,19 @@ def test_prompts_reach_the_model_as_prepared(
 ) -> None:
     """Token by token, in the order of the seed, each for all its answers; and a server would render the same."""
     asked: list[list[int]] = []
+    beats: list[float] = []
     generate = GenerationMixin.generate
 
     def watched(self: Any, **given: Any) -> Any:
         pairs = zip(given["input_ids"], given["attention_mask"], strict=True)
         asked.extend(ids[mask.bool()].tolist() for ids, mask in pairs)
-        return generate(self, **given)
+        before = len(beats)
+        answers = generate(self, **given)
+        assert len(beats) - before == answers.shape[1] - given["input_ids"].shape[1], "a sign of each token"
+        return answers
 
     monkeypatch.setattr(GenerationMixin, "generate", watched)
+    monkeypatch.setattr(heartbeat, "beat", lambda *_: beats.append(0.0))
     run = prepared(tmp_path, rows, {"training": {"max_steps": 3}})
     train_here(run)
     stored = in_order(run, 3)

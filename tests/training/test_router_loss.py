@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.data.packing import IGNORED, Packing, fill
 from hyperpod_ft.engines.batches import Batch, DataOrder
@@ -121,12 +122,17 @@ def test_losses_and_gradients_are_transformers(make_run: MakeRun, model_type: st
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "granitemoe"])
-def test_a_step_has_the_mean_of_its_forward_passes(make_run: MakeRun, model_type: str) -> None:
+def test_a_step_has_the_mean_of_its_forward_passes(
+    make_run: MakeRun, model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = FULL | {"training.micro_batch_size": 2, "training.gradient_accumulation_steps": 2}
     run = make_run(model=config_of(model_type), settings=settings, rows=4)
     prepared(run)
     order = DataOrder(4, run.config.seed, 4, 2, 1).micro_batches(1, 0)
+    beats: list[None] = []
+    monkeypatch.setattr(heartbeat, "beat", lambda *_: beats.append(None))
     (loss, balance), found = gradients(run)
+    assert len(beats) >= 2, "a sign of each micro batch"
     expected_loss, expected_balance, expected = plain(run, order.tolist())
     assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
     assert float(balance) == pytest.approx(expected_balance, rel=1e-5)

@@ -16,7 +16,7 @@ import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers import parallel_state
 from numpy.typing import NDArray
 
-from hyperpod_ft import digests
+from hyperpod_ft import digests, heartbeat
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.sections.training import learning_rate, total_steps
 from hyperpod_ft.engines import metrics, sanity
@@ -175,6 +175,7 @@ class TrainingLoop:
         share = None if self.pipeline else torch.tensor(tokens / self.data_parallel, device=self.device)
         total = torch.zeros((), device=self.device)
         for rows in self.order.micro_batches(number, self.data_parallel_rank):
+            heartbeat.beat()
             xm.mark_step()
             loss = self.trainer.training_step(self.trainer.model, self._inputs(rows), num_items_in_batch=share)
             total += loss.detach().float()

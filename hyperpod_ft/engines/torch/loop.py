@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
 from hyperpod_ft.config.sections.training import learning_rate, total_steps
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
@@ -277,6 +278,7 @@ class TrainingLoop:
             return total, self.trained_weights.after_backward()
         total = torch.zeros(1 + len(self.metrics), device=self.device)
         for index in range(last + 1):
+            heartbeat.beat()
             self.trained_weights.before_backward(last=index == last)
             # divided by the count of the whole step, so that sums over micro batches and ranks are its mean
             inputs = self.made_ahead.pop((number, index), None) or self._micro_batch(number, index)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
@@ -114,6 +115,7 @@ class Pipeline:
         return result / self._label_tokens if self._stages[place].last else result
 
     def _on_backward(self) -> None:
+        heartbeat.beat()
         self._backward_passes += 1
         self._before_backward(self._backward_passes == len(self._stages) * self._micro_batches)
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hyperpod_ft import heartbeat
 from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.engines import checkpoint_directory
@@ -76,7 +77,10 @@ def _train(
         progress = replace(progress, resumed_from=(*progress.resumed_from, begun))
     follower = StepsFollower(checkpoints, progress, of_language_model(read_config(task.base_model)).get("vocab_size"))
     trainer, collator = trainers.build(task, rows, numbered(order, steps), steps, checkpoints.directory, follower, ends)
-    total, trainable = _parameters(trainer.model)
+    model: Any = trainer.model
+    # in each forward pass: of a batch, and of a token of an answer
+    model.get_input_embeddings().register_forward_pre_hook(lambda *_: heartbeat.beat())
+    total, trainable = _parameters(model)
     log = MetricsLog(
         task,
         throughput(task, in_step, task.config.row_tokens, trainable),
@@ -92,9 +96,9 @@ def _train(
         validation = HeldOutRows.of(task, ranks, collator) if collator else None
         with checkpoint_directory.reporting_full_volumes(task.checkpoints), collect_signals() as signals:
             follower.follow(trainer, log, validation, signals)
-            look(trainer.model)
+            look(model)
             trainer.train(resume_from_checkpoint=str(task.checkpoint(begun)) if begun else None)
-            look(trainer.model)
+            look(model)
             progress = follower.progress
             if follower.stop and progress.step < steps and not progress.stopped_early:
                 raise Interrupted(progress.step, follower.stop, saved=not training.save_only_model)

@@ -24,6 +24,7 @@ _SITE_REMEDIES = {
     "Invalid account": "ask for a Slurm account (docs/cluster-day-two.md), or correct the run file's cluster.account",
 }
 _PENDING = "Job is pending execution"
+_SHORT_SECONDS = 5.0  # while a supervisor looks after nothing else
 # Fields of `scontrol show job`, in the order of what is made of them.
 _SHOWN = ("JobState", "Reason", "RunTime", "NodeList", "JobName", "WorkDir", "Comment")
 
@@ -92,10 +93,16 @@ class Slurm:
         """The nodes of a list like `node[1-4]`; empty when Slurm does not answer."""
         return self._run(["scontrol", "show", "hostnames", node_list]).stdout.split()
 
-    def idle_nodes(self, partition: str) -> int:
-        """How many nodes of a partition no job has; 0 when Slurm does not answer."""
-        found = self._run(["sinfo", "--noheader", "--states=idle", "--format=%D", f"--partition={partition}"]).stdout
-        return sum(int(line) for line in found.split() if line.isdigit())
+    def idle_nodes(self, partition: str, *, reserved: bool) -> int:
+        """How many nodes of a partition a job can have at once; `reserved`: one that runs in a reservation.
+
+        Not those that are planned for another job, in maintenance, or without power. 0 when Slurm refuses. Raises
+        SlurmUnreachableError after a few seconds.
+        """
+        state = "reserved" if reserved else "idle"
+        command = ["sinfo", "--noheader", "--format=%T %D", f"--partition={partition}"]
+        rows = map(str.split, self._run(command, _SHORT_SECONDS).stdout.splitlines())
+        return sum(int(row[1]) for row in rows if len(row) == 2 and row[0] == state)
 
     def first_node_address(self, job_id: str) -> str:
         """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
@@ -157,5 +164,5 @@ class Slurm:
                 return value
         raise failure(f"scontrol show {' '.join(entity)}: no {name}", done.stderr, "see scontrol ping")
 
-    def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        return programs.run(arguments, without_defaults(os.environ) | self.environment)
+    def _run(self, arguments: list[str], seconds: float = programs.TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
+        return programs.run(arguments, without_defaults(os.environ) | self.environment, seconds=seconds)

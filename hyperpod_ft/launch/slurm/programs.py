@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError, last_line
 
-_TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 60
 _NO_SLURM = (
     "run this on a Slurm head node, start a cluster here (`hyperpod-ft local up`), or submit with --launcher process"
 )
@@ -27,7 +27,7 @@ def run(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     directory: Path | None = None,
-    seconds: float = _TIMEOUT_SECONDS,
+    seconds: float = TIMEOUT_SECONDS,
     inherits: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of Slurm's; one that `inherits` holds this process's locks that may be inherited until it ends.

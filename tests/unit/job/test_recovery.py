@@ -162,10 +162,11 @@ def test_more_nodes_are_asked_for_after_a_checkpoint(make_run: MakeRun, monkeypa
     idle = 1
     assert looking.begins() and looking.is_due
     assert not looking.begins(), "once"
-    saved = attempt(signal=signal.SIGUSR1, failures=(NodeFailure("node1", 0, 138, 1.0),), grows=True)
-    again = Growth(run, JobHost("a"), [saved])
+    saved = attempt(signal=signal.SIGUSR1, failures=(NodeFailure("node1", 0, 138, 1.0),), grows=True, nodes=1)
+    again, grown = Growth(run, JobHost("a"), [saved]), Growth(run, JobHost("a", nodes=2), [saved])
     run.paths.checkpoint(20).mkdir()
     assert not again.begins(), "it was requeued for more nodes, and did not get them"
+    assert grown.begins(), "it got some, but not all"
 
 
 def test_pauses_grow() -> None:

@@ -1,23 +1,27 @@
 """The watch over the ranks of a job, with small programs in place of ranks, and nodes that are threads."""
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT
-from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting
+from hyperpod_ft.heartbeat import PHASES, Beat, Collectives, Waiting, WatchedRank
 from hyperpod_ft.job import recovery, watch
 from hyperpod_ft.job.hang import RankState, suspect
 from hyperpod_ft.job.watch import NodePlace, RankProgress, Watch
-from hyperpod_ft.processes import Consumption
+from hyperpod_ft.processes import Consumption, ProcessIdentity
 from hyperpod_ft.runs.attempts import NodeFailure
 from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, hangs
 from tests.waiting import wait_for
@@ -102,13 +106,19 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
             rank.wait()
 
 
-def test_a_stopped_rank_of_another_node(nodes: Nodes) -> None:
+def test_a_stopped_rank_of_another_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    slow = SimpleNamespace(write_text=lambda *file: may_write.wait(60) and publish.write_text(*file))
+    monkeypatch.setattr(watch, "publish", slow)
     watches = nodes.start(2, "gather", "gather", "gather", "stop")
     (failure,) = nodes.failures()
     assert (failure.rank, failure.node, failure.status) == (3, "node2", 137)
     assert failure.hang == "in step 6: its process is stopped"
     assert [rank.wait(60) for rank in nodes.ranks] == [-signal.SIGKILL] * 4
     assert [each.found_hang for each in watches] == [True, False]
+    assert not hangs(nodes.directory).exists(), "the volume is slow"
+    may_write.set()
+    nodes.ends.close()  # waits for the files
     (directory,) = hangs(nodes.directory).iterdir()
     first, *_, last = sorted(directory.iterdir())
     assert first.read_text().startswith("rank 0 on node1, in step 6; its process: S\n")
@@ -129,10 +139,66 @@ def test_a_node_that_does_not_answer(nodes: Nodes) -> None:
     assert (failure.rank, failure.node, failure.hang) == (2, "node 2 of 2", "in step 6: its node does not answer")
 
 
+def test_an_answer_amid_stacks_that_are_still_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Collectives({"world": 7}, [Waiting("gloo:all_reduce", "world", 1)])
+    monkeypatch.setattr(heartbeat, "_collectives", lambda: said)
+    rank, text = WatchedRank(), heartbeat._TEXT
+    with closing(rank), mmap.mmap(rank.descriptor, mmap.PAGESIZE) as memory:
+        memory[heartbeat._ASKED] = 1
+        os.pwrite(rank.descriptor, b"Thread", text)
+        os.pwrite(rank.descriptor, b'{"begun": {', heartbeat._COLLECTIVES)
+        assert rank.answer() == ("Thread", None)
+        heartbeat._answer(memory, rank.descriptor)
+        os.pwrite(rank.descriptor, b" 0x7", text + 6)
+        assert rank.answer() == ("Thread 0x7", said)
+
+
+def test_a_pid_that_another_process_has_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, other = WatchedRank(), subprocess.Popen(["sleep", "300"])
+    with closing(rank), mmap.mmap(rank.descriptor, mmap.PAGESIZE) as memory:
+        heartbeat._BEAT.pack_into(memory, 0, other.pid, 0, 0, 0.0, 0.0)
+        with monkeypatch.context() as earlier:
+            earlier.setattr(ProcessIdentity, "of", lambda pid: ProcessIdentity(pid, 1))
+            assert rank.running() == other.pid
+        assert rank.running() == 0
+        rank.ask()  # by a signal that ends who does not expect it
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+    other.kill()
+    assert other.wait() == -signal.SIGKILL
+
+
 def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
     nodes.start(2, "gather", "gather", "gather", "go_on")
     time.sleep(3)
     assert "hang" not in nodes.store.values
+
+
+def test_imports_that_take_long_before_there_are_ranks(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process below the watch's, which ranks would be forked from, computes for longer than the limit."""
+    monkeypatch.setattr(watch, "_GENEROUS", 1)
+    monkeypatch.setattr(watch, "signal_all", lambda *_: None)  # all below this process
+    imported = nodes.directory / "imported"
+    program = f"import time\nwhile time.process_time() < 2: pass\nopen({str(imported)!r}, 'w')\ntime.sleep(300)"
+    nodes.ranks.append(subprocess.Popen([sys.executable, "-c", program]))
+    nodes.ends.enter_context(Watch(lambda: nodes.store, NodePlace("node1", 0, 1, 0), 2, nodes.directory))
+    (failure,) = nodes.failures()
+    assert imported.exists() and failure.hang == "before its first step: its program has not begun"
+
+
+def test_a_mapped_file_that_is_read_counts(tmp_path: Path) -> None:
+    if not os.major(tmp_path.stat().st_dev):
+        pytest.skip("in memory")
+    path, size = tmp_path / "weights", 1 << 20
+    with path.open("wb+") as file:
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = Consumption.of([os.getpid()])
+        with mmap.mmap(file.fileno(), size) as mapped:
+            assert sum(mapped[:: mmap.PAGESIZE])
+        assert (Consumption.of([os.getpid()]) - before).transferred > size
 
 
 def test_what_progress_is() -> None:
@@ -165,7 +231,7 @@ def test_what_progress_is() -> None:
     assert [silence(step).limit, silence(slow).limit, silence(step, slow).limit] == [60, 100, 60]
     assert silence(Beat(1, "step", 1, 1.0, 1000.0)).limit == watch.LONGEST_SECONDS
     limits = {phase: silence(Beat(1, phase, 0, 1.0)).limit for phase in PHASES}
-    assert limits == {"start": 60, "step": 600, "validation": 600, "save": 600, "end": 600, "waiting": float("inf")}
+    assert limits == {"start": 600, "step": 600, "validation": 600, "save": 600, "end": 600, "waiting": float("inf")}
     assert timedelta(seconds=watch.LONGEST_SECONDS) < COLLECTIVE_TIMEOUT, "the watch speaks first"
 
 
@@ -197,6 +263,8 @@ WAITS = "all_reduce (distributed_c10d.py:7)"
         ([rank(0, "gather (ranks.py:3)"), rank(1, "f (a.py:1)")], 1, "others wait for it, at f (a.py:1)"),
         ([rank(0, "f (a.py:1)", step=6), rank(1, "g (a.py:2)")], 1, "it does not go on, at g (a.py:2)"),
         ([rank(0, WAITS, world=9), rank(1, process="D")], 1, "it waits for a device or volume"),
+        ([rank(0, process="X"), rank(1, "f (a.py:1)")], 1, "it does not go on, at f (a.py:1)"),
+        ([rank(0, process="X"), rank(1, WAITS, world=9)], 0, "others wait for it"),
         ([rank(0, "f (a.py:1)")], 0, "it does not go on, at f (a.py:1)"),
         # rank 1 skipped the ninth of the world's collectives, went on, and waits in the next of another group
         (

@@ -8,7 +8,10 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.render import slurm_job_name
+from hyperpod_ft.launch.slurm import client
+from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
@@ -66,3 +69,14 @@ def test_a_failed_sbatch(
         SlurmLauncher().submit(run, run.plan.stages[:1], {})
     assert f": {said}" in error.value.problem
     assert remedy in error.value.remedy
+
+
+def test_idle_nodes_that_a_job_cannot_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "idle 1\nreserved 4\nidle~ 8\nplanned 16\nidle* 32\nmixed 64\nidle 128\n"
+    put_on_path(
+        {"sinfo": f"test $3 != '--partition=slow' || exec sleep 60\nprintf '{rows}'"}, tmp_path / "bin", monkeypatch
+    )
+    assert (Slurm().idle_nodes("dev", reserved=False), Slurm().idle_nodes("dev", reserved=True)) == (129, 4)
+    monkeypatch.setattr(client, "_SHORT_SECONDS", 0.1)
+    with pytest.raises(SlurmUnreachableError):
+        Slurm().idle_nodes("slow", reserved=False)
