@@ -189,7 +189,8 @@ def _attempt(
     directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory)}
     child = signals.begin(command, environment)
-    if stage != "train":  # precompile works before and after an attempt too
+    # precompile works before and after an attempt too
+    if stage != "train" or not signals.host.passes_words:
         words.leave(child)
     outlived = _wait(journal, stage, child, signals, growth, directory, earlier)
     recorded = outlived == "record" or journal.is_done(stage)
