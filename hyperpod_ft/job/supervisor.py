@@ -284,7 +284,8 @@ def _wait(
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > signals.host.seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
-        if signals.host.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
+        repeats = signals.received == NOTICE or (signals.host.only_sender and signals.received)
+        if repeats and now - noticed_at > _REPEAT_NOTICE_SECONDS:
             noticed_at = now
             child.send_signal(NOTICE)
         if not signals.received and not recorded_at and growth.begins():

@@ -365,12 +365,17 @@ def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
     assert attempts.history(run.paths, "train") == []
 
 
-def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
+@pytest.mark.parametrize(("number", "on_slurm"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
+def test_ranks_that_were_not_ready_are_told_again(
+    run: Run, tmp_path: Path, number: signal.Signals, on_slurm: bool
+) -> None:
     """A torchrun without ranks has nobody to pass the notice on to."""
+    host = scontrol(tmp_path, "kill $PPID") if on_slurm else HOST
     late = f"trap '{SAVES}; exit 138' USR1; while :; do sleep 0.1; done"
-    process = start(run, f"trap '' USR1; touch started; until [[ -e ready ]]; do sleep 0.1; done; {late}", **HOST)
+    process = start(run, f"trap '' USR1; touch started; until [[ -e ready ]]; do sleep 0.1; done; {late}", **host)
     wait_for((run.paths.directory / "started").exists)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
+    time.sleep(0.5)  # it has been told
     (run.paths.directory / "ready").touch()
     assert finish(process)[0] == 143
     assert (run.paths.directory / "checkpoints" / "step-00000004").exists()
