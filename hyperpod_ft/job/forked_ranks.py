@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker, util
@@ -28,6 +29,8 @@ _ECHO_STATUS, _ECHO_SECONDS = 1, 0.2
 
 def start_server(modules: Sequence[str]) -> None:
     """Start the server, unless it runs. It imports the modules while this process does something else."""
+    # torch takes as a pickle of a rank's error whatever has that file's name, which other users would see in /tmp
+    tempfile.tempdir = util.get_temp_dir()
     multiprocessing.set_forkserver_preload(["hyperpod_ft.job.fork_server", *modules])
     variables = {name: value for name, value in _SERVER_VARIABLES.items() if name not in os.environ}
     # Blocked in the server, and in a rank until it can be stopped: none is lost. The tracker of Python's semaphores,

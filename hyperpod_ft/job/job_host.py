@@ -57,6 +57,11 @@ class JobHost:
         """What runs a command on every host. On Slurm, the script has put srun before it."""
         return command
 
+    @property
+    def passes_words(self) -> bool:
+        """Whether what runs a command on every host passes on its own standard input."""
+        return True
+
     def idle_nodes(self) -> int:
         """Nodes that a job like this one could have besides its own."""
         return 0
@@ -136,6 +141,10 @@ class TrainingJobHost(JobHost):
         if self.number:
             os.execvp(command[0], command)  # noqa: S606 - no shell is meant
         return [sys.executable, "-m", self.program, stage, run_directory, *command] if self.program else command
+
+    @property
+    def passes_words(self) -> bool:
+        return not self.program
 
     def seconds_to_save(self, slurm_notice: float) -> float:
         """The rest is for pushing the checkpoint to the store, and for the instances' start."""

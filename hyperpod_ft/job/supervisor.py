@@ -189,7 +189,8 @@ def _attempt(
     directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory)}
     child = signals.begin(command, environment)
-    if stage != "train":  # precompile works before and after an attempt too
+    # precompile works before and after an attempt too
+    if stage != "train" or not signals.host.passes_words:
         words.leave(child)
     outlived = _wait(journal, stage, child, signals, growth, directory, earlier)
     recorded = outlived == "record" or journal.is_done(stage)
@@ -283,7 +284,8 @@ def _wait(
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > signals.host.seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
-        if signals.host.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
+        repeats = signals.received == NOTICE or (signals.host.only_sender and signals.received)
+        if repeats and now - noticed_at > _REPEAT_NOTICE_SECONDS:
             noticed_at = now
             child.send_signal(NOTICE)
         if not signals.received and not recorded_at and growth.begins():

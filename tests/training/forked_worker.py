@@ -4,6 +4,7 @@ python -m hyperpod_ft.job.torchrun ... --preload=MODULE -m forked_worker DIRECTO
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -19,12 +20,14 @@ def run() -> int:
     directory, mode = Path(sys.argv[1]), sys.argv[2]
     rank, server = os.environ["RANK"], os.getppid()
     signal.signal(signal.SIGUSR1, lambda number, _: _NOTICED.append(number))
+    *_, error_file = vars(multiprocessing.current_process())["_args"]  # that torch unpickles when this rank has failed
     found = {
         "server": server,
         "threads of the server": len(list(Path(f"/proc/{server}/task").iterdir())),
         "cuda": torch.cuda.is_initialized() or bool(torch.cuda._is_in_bad_fork()),  # type: ignore[no-untyped-call]
         "imported": sorted({"torch", "transformers", "trl", "peft"} & set(sys.modules)),
         "variables": sorted({"JE_ARROW_MALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK"} & set(os.environ)),
+        "error file": error_file,
     }
     partial = directory / f"partial-{rank}"
     partial.write_text(json.dumps(found))

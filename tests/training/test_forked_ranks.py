@@ -80,6 +80,8 @@ def test_the_server_of_both_engines_has_one_thread_and_no_device_and_ranks_get_t
         for found in ranks(tmp_path, process):
             assert found["threads of the server"] == 1 and not found["cuda"]
             assert found["imported"] == ["peft", "torch", "transformers", "trl"] and found["variables"] == []
+            directory = Path(found["error file"]).parent
+            assert directory != tmp_path and not directory.stat().st_mode & 0o077
         os.kill(found["server"], signal.SIGTERM)  # as Slurm does when a job is cancelled
         everyone = descendants(process.pid)
         process.send_signal(signal.SIGUSR1)

@@ -314,6 +314,19 @@ def test_an_error_and_a_notice_end_the_command_at_once(run: Run, failed: int) ->
     assert status == failed and "heard no more" in output and "heard end" not in output
 
 
+def test_a_command_that_nobody_can_speak_to_ends_before_it_is_started_again(run: Run, tmp_path: Path) -> None:
+    """What runs a command on the hosts of a training job does not read its own standard input."""
+    (tmp_path / "on_every_host.py").write_text("import os, sys\nos.execvp(sys.argv[3], sys.argv[3:])\n")
+    program = {"HYPERPOD_FT_ON_EVERY_HOST": "on_every_host", "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+    # it outlives the pause
+    once = "[[ -e once ]] || { touch once; fail 137 0; sleep 3; echo ended; exit 137; }"
+    again = f"read -r -t 9 word; echo again $word; {finished_training(run)}"
+    status, output = finish(start(run, f"{HEARING} {once}; {again}", **HOST | program))
+    assert status == 0, output
+    said = [line for line in output.splitlines() if line.startswith(("ended", "again", "heard"))]
+    assert said == ["ended", "again"] and [end.status for end in attempts.history(run.paths, "train")] == [137]
+
+
 def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(run: Run) -> None:
     process = start(run, f"trap '{SAVES}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
     wait_for((run.paths.directory / "started").exists)
@@ -352,12 +365,17 @@ def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
     assert attempts.history(run.paths, "train") == []
 
 
-def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
+@pytest.mark.parametrize(("number", "on_slurm"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
+def test_ranks_that_were_not_ready_are_told_again(
+    run: Run, tmp_path: Path, number: signal.Signals, on_slurm: bool
+) -> None:
     """A torchrun without ranks has nobody to pass the notice on to."""
+    host = scontrol(tmp_path, "kill $PPID") if on_slurm else HOST
     late = f"trap '{SAVES}; exit 138' USR1; while :; do sleep 0.1; done"
-    process = start(run, f"trap '' USR1; touch started; until [[ -e ready ]]; do sleep 0.1; done; {late}", **HOST)
+    process = start(run, f"trap '' USR1; touch started; until [[ -e ready ]]; do sleep 0.1; done; {late}", **host)
     wait_for((run.paths.directory / "started").exists)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
+    time.sleep(0.5)  # it has been told
     (run.paths.directory / "ready").touch()
     assert finish(process)[0] == 143
     assert (run.paths.directory / "checkpoints" / "step-00000004").exists()
