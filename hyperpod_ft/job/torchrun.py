@@ -9,6 +9,7 @@ after a signal, and a checkpoint of a large model may take longer.
 """
 
 import argparse
+import contextlib
 import gc
 import logging
 import os
@@ -76,21 +77,34 @@ def _attempt(own: argparse.Namespace, arguments: list[str], number: int) -> tupl
         options.master_port = port_after(int(options.master_port), number)
     config, program, its_arguments = run.config_from_args(options)
     watch = _watch(options)
+
+    def report(local_rank: int, status: int, moment: float) -> None:
+        if watch.found_hang:  # and reported
+            return
+        rank = options.node_rank * int(options.nproc_per_node) + local_rank
+        print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
+        report_failure(rank, status, moment)
+
+    first = None
     try:
-        with watch:
+        with watch, contextlib.ExitStack() as looking:
             if own.preload:
                 forked_ranks.start_server(_modules(own, arguments))  # again, if it was killed
                 config.start_method = "forkserver"
                 beats, module = os.environ[heartbeat.FILES], options.training_script
-                program, its_arguments = forked_ranks.run_rank, [beats, module, *options.training_script_args]
+                first = forked_ranks.FirstFailure(beats, report)
+                looking.enter_context(first.watching())
+                program = forked_ranks.run_rank
+                its_arguments = [first, module, *options.training_script_args]  # type: ignore[list-item]
             elastic_launch(config, program)(*its_arguments)
     except ChildFailedError as error:
-        if watch.found_hang:  # and reported
+        if watch.found_hang:
             return KILLED_STATUS, True
-        rank, failure = error.get_first_failure()
+        if first is not None and first.status:
+            return first.status, True
+        _, failure = error.get_first_failure()
         status = shell_status(failure.exitcode)
-        report_failure(rank, status, failure.timestamp)
-        print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
+        report(failure.local_rank, status, failure.timestamp)
         return status, True
     return 0, config.max_nodes > 1
 

@@ -59,6 +59,7 @@ class Attempt:
                 not failure.hang,
                 int(failure.time),
                 failure.status == 1,
+                failure.time,
             ),
             default=None,
         )

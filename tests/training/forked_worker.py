@@ -22,6 +22,7 @@ def run() -> int:
     signal.signal(signal.SIGUSR1, lambda number, _: _NOTICED.append(number))
     *_, error_file = vars(multiprocessing.current_process())["_args"]  # that torch unpickles when this rank has failed
     found = {
+        "pid": os.getpid(),
         "server": server,
         "threads of the server": len(list(Path(f"/proc/{server}/task").iterdir())),
         "cuda": torch.cuda.is_initialized() or bool(torch.cuda._is_in_bad_fork()),  # type: ignore[no-untyped-call]
@@ -38,6 +39,12 @@ def run() -> int:
         (directory / f"noticed-{rank}").touch()
     elif mode == "statuses":
         while len(list(directory.glob("rank-*.json"))) < 2:
+            time.sleep(0.01)
+        if rank == "0" and not (directory / "outlived").exists():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (directory / "outlived").touch()
+            time.sleep(300)
+        while not (directory / "outlived").exists():
             time.sleep(0.01)
         return 1 if rank == "0" else 7
     elif mode == "done":

@@ -92,12 +92,16 @@ def test_the_server_of_both_engines_has_one_thread_and_no_device_and_ranks_get_t
 
 
 def test_the_status_is_that_of_the_rank_that_failed_and_not_of_its_echo(tmp_path: Path) -> None:
-    """And it starts them again when it is told to, from the same server."""
+    """It is reported while another rank still runs; both are started again when torchrun is told to."""
     with torchrun(tmp_path, "statuses", "torch") as process:
         reports = tmp_path / "attempt"
         first = ranks(tmp_path, process)
         wait_for((reports / "failure-0-node1.json").exists, process=process)
+        assert is_running(first[0]["pid"]), "which torchrun gives half a minute"
         words.say(process, words.END)
+        wait_for(lambda: not is_running(first[0]["pid"]))
+        for path in tmp_path.glob("rank-*.json"):  # both are to be there again
+            path.unlink()
         words.say(process, words.begin(1))
         wait_for((reports / "failure-1-node1.json").exists, process=process)
         assert {found["server"] for found in [*first, *ranks(tmp_path, process)]} == {first[0]["server"]}
