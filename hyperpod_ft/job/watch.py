@@ -240,6 +240,8 @@ class Watch:
             self._reports = threading.Thread(target=self._report, daemon=True)
             self._reports.start()
         self._await(lambda: self._store.check(["reported"]), 4 * _ANSWER_SECONDS)
+        if self._over.is_set():  # what runs now is of the next attempt
+            return
         # torchrun would first ask them to end
         if all(rank.beat().pid for rank in self._ranks):
             started = [each for rank in self._ranks if (pid := rank.running()) for each in tree(pid)]
