@@ -31,9 +31,14 @@ _SERVER_VARIABLES = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTORCH
 _ECHO_STATUS, _ECHO_SECONDS = 1, 0.2
 _LOOK_SECONDS = 0.1
 
+# The path of the server's socket is up to 32 characters longer, and Linux takes 107.
+_LONGEST_DIRECTORY = 75
+
 
 def start_server(modules: Sequence[str]) -> None:
     """Start the server, unless it runs. It imports the modules while this process does something else."""
+    if len(tempfile.gettempdir()) > _LONGEST_DIRECTORY:
+        tempfile.tempdir = "/tmp"  # noqa: S108 - where multiprocessing makes a directory of its own
     # torch takes as a pickle of a rank's error whatever has that file's name, which other users would see in /tmp
     tempfile.tempdir = util.get_temp_dir()
     multiprocessing.set_forkserver_preload(["hyperpod_ft.job.fork_server", *modules])

@@ -54,7 +54,7 @@ def stage_of(run: Run, adapter: bool) -> str:
         raise UserError("--adapter: this run trains every parameter and has no adapter", "leave the option out")
     if adapter and run.config.model.added_tokens:
         raise UserError(
-            "--adapter: an adapter is pushed without the tokenizer that has the run's new tokens",
+            "--adapter: an adapter is pushed without the tokenizer that has the run's model.new_tokens",
             "push the whole model",
         )
     return "consolidate" if adapter else run.plan.model_stage

@@ -18,6 +18,7 @@ from transformers import AutoConfig, PretrainedConfig
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, write_rows
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.training
 
@@ -219,6 +220,7 @@ def test_restart_best_weights_and_export(
     jobs.train(undisturbed)
     job = jobs.start_held(disturbed, after_step=3)
     if killed:
+        wait_for(disturbed.paths.checkpoint(2).exists)  # a thread writes it
         job.kill()
     else:
         os.kill(job.process.pid, signal.SIGTERM)
