@@ -69,7 +69,7 @@ class _Own:
     def __init__(self) -> None:
         self.beat = Beat()
         self.since = 0.0  # when the step or phase began
-        self.memory: mmap.mmap | None = None  # None: nobody watches
+        self.memory: mmap.mmap | None = None  # None if this rank is not watched
 
 
 _own = _Own()

@@ -294,7 +294,7 @@ def _verify_run(reference: str | None, as_json: bool) -> bool:
 
 
 def _link(link: "Link") -> str:
-    counts = ((link.files, "as recorded"), (link.gone, "removed since"), (link.unknown, "without a recorded digest"))
+    counts = ((link.files, "as recorded"), (link.gone, "removed since"))
     return link.waits or ", ".join(f"{count(files, 'file')} {how}" for files, how in counts if files) or "as recorded"
 
 

@@ -57,8 +57,7 @@ class TrainingProgress:
     first_expert_load: Loads = field(default_factory=dict)
     last_expert_load: Loads = field(default_factory=dict)
     tokens: int | None = None  # so far, of prompts and sampled answers, or rows with images; None: max_length a row
-    # of the ranks at their peak in `seconds`, wherever they ran; None in checkpoints of earlier versions
-    peak_operations: float | None = None
+    peak_operations: float = 0.0  # of the ranks at their peak in `seconds`, wherever they ran
 
     def validated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> TrainingProgress:
         """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.

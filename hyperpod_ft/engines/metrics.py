@@ -130,13 +130,8 @@ class MetricsLog:
             metrics={**progress.metrics, **(others or {})},
             first_expert_load=progress.first_expert_load or loads or {},
             last_expert_load=loads or {},
-            peak_operations=self._peak_operations(progress) + seconds * self._throughput.peak_flops,
+            peak_operations=progress.peak_operations + seconds * self._throughput.peak_flops,
         )
-
-    def _peak_operations(self, progress: TrainingProgress) -> float:
-        """Those so far; if they were not counted, as if all steps had run here."""
-        counted = progress.peak_operations
-        return progress.seconds * self._throughput.peak_flops if counted is None else counted
 
     @contextmanager
     def validating(self) -> Iterator[None]:
@@ -202,7 +197,7 @@ class MetricsLog:
         trained = progress.step * self._throughput.rows_per_step
         rates = None
         if seconds := progress.seconds:
-            everywhere = replace(self._throughput, peak_flops=self._peak_operations(progress) / seconds)
+            everywhere = replace(self._throughput, peak_flops=progress.peak_operations / seconds)
             rates = everywhere.rates(progress.step, seconds, progress.tokens)
         median = _median_step_seconds(self._task.metrics_path)
         warm_up = None

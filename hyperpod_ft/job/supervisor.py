@@ -229,7 +229,7 @@ class _Reports:
         self._looked_at, self._failed_at = 0.0, 0.0
 
     def can_restart(self, now: float, *, stopping: bool) -> bool:
-        """Whether ranks have failed that the command can start again; where it cannot, it is told to end."""
+        """Whether ranks have failed and the command can restart them. If it cannot, tell it to end."""
         if now - self._looked_at < _REPORT_POLL_SECONDS:
             return False
         self._looked_at = now

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.heartbeat import Beat, Collectives, WatchedRank, let_beat
+from hyperpod_ft.heartbeat import FILES, Beat, Collectives, WatchedRank, let_beat
 from hyperpod_ft.job.hang import STOPPED, RankState, suspect
 from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.processes import Consumption, descendants, signal_all, state, tree
@@ -155,6 +155,7 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         """When the ranks have ended."""
+        os.environ.pop(FILES, None)  # its files are closed
         self._over.set()
         self._thread.join(_LOOK_SECONDS)  # not longer: it may still wait for the store
         if self._reports:
@@ -283,7 +284,7 @@ class Watch:
                 ranks += _RANKS.validate_json(self._store.get(f"ranks/{number}"))
             else:
                 said = json.loads(self._said[number])
-                # where the others are, which this node's have told
+                # its ranks cannot say where they are: assume where the first node's are
                 silent = RankState(said["first_rank"], said["node"], ranks[0].phase, ranks[0].step, "", answers=False)
                 ranks.append(silent)
         found, why = suspect(ranks)

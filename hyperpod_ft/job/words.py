@@ -4,7 +4,7 @@ srun copies its own standard input to the programs of all nodes. A program whose
 waits for an answer: `end` first, as soon as the supervisor knows, then `begin N` for the next attempt, of which N is
 the number in this job step. Every other program ends its ranks at `end`; one whose ranks are done waits as well, since
 those of another node may fail yet. Without an answer within some seconds, or at the end of the input, the program ends,
-and with it the step; so it does where nobody can speak to it.
+and with it the step. Where the supervisor cannot reach the programs, the input ends at once.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Words:
         self._heard.put(None)
 
     def next_attempt(self) -> int:
-        """Wait for the next attempt, from 1; 0: there is none."""
+        """Wait for the number of the next attempt, from 1; 0 if there is none."""
         seconds: float | None = _ANSWER_SECONDS
         while True:
             try:

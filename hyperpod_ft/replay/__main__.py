@@ -76,7 +76,7 @@ def _recorded(run: Run, step: int) -> dict[int, tuple[dict[str, Any], Usage]]:
         run.journal.require_done(stage, "a step needs the base model and the rows")
     here = replace(usage.beginning(run), host="")
     rows = {
-        row["step"]: (row, ran if ran and ran.host and ran.instance_type in CATALOGUE else here)
+        row["step"]: (row, ran if ran and ran.instance_type in CATALOGUE else here)
         for row, ran in places.rows(run.paths, usage.read(run.paths))
     }
     if step not in rows:
@@ -108,7 +108,7 @@ def _alone(run: Run, ran: Usage) -> RunConfig:
     now = degrees.world_size, cluster.instance_type, config.training.micro_batch_size
     if here and now == (1, ran.instance_type, size):
         return config
-    rows = config.training.micro_batch_size * config.training.gradient_accumulation_steps * degrees.data_parallel
+    rows = config.rows_per_step(degrees.data_parallel)
     numbers = {"micro_batch_size": size, "gradient_accumulation_steps": rows // size}
     return config.model_copy(
         update={

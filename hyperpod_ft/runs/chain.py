@@ -23,7 +23,6 @@ class Link:
     name: str
     files: int = 0  # that are as recorded
     gone: int = 0  # removed since, with all that they are part of, or kept in a store
-    unknown: int = 0  # without a recorded digest
     waits: str = ""  # why there is nothing to check
     broken: str = ""  # what differs, and what to do
 
@@ -76,16 +75,15 @@ def _of_stage(journal: Journal, stage: StagePlan) -> Link:
             problem = f"{journal.paths.record_path(need)}: is not of what stage {stage.name} has read"
             return Link(stage.name, broken=str(UserError(problem, _again(journal, stage.name))))
     outputs = [output for output in record.outputs if Path(output.path).name != CARD]
-    known = [output for output in outputs if output.digest]
     here, in_store = list[Output](), journal.sizes_in_store()
-    for output in known:
+    for output in outputs:
         if (root / output.path).exists():
             here.append(output)
         elif output.path not in in_store and _whole(journal.paths, root / output.path).exists():
             return _broken(journal, stage, output, "is missing")
     if changed := first_changed(root, here):
         return _broken(journal, stage, changed, f"differs from what stage {stage.name} left")
-    return Link(stage.name, len(here), len(known) - len(here), len(outputs) - len(known))
+    return Link(stage.name, len(here), len(outputs) - len(here))
 
 
 def _whole(paths: RunPaths, file: Path) -> Path:
@@ -104,12 +102,12 @@ def _again(journal: Journal, stage: str) -> str:
 
 
 def _other_model(journal: Journal) -> str:
-    """Why the endpoint did not answer with the tuned model; empty if it did, or an earlier version asked it."""
+    """Why the endpoint did not answer with the tuned model; empty if it did."""
     path = journal.paths.endpoint_proof
     try:
         asked = json.loads(path.read_bytes()).get("model")
     except (OSError, ValueError, AttributeError):
         return str(UserError(f"{path}: is damaged", "run: hyperpod-ft deploy"))
-    if asked in (None, model_digest(journal)):
+    if asked == model_digest(journal):
         return ""
     return str(UserError(f"{path}: the endpoint was asked with another model", "run: hyperpod-ft deploy"))

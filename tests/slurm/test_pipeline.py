@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import restarts
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.errors import UserError
@@ -305,6 +306,11 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     assert saved["checkpoint"] == saved["step"] == record.facts["resumed_from"][-1], "notice cost no step"
     # neither the crash nor the requeued job left a gap in the tracker, or a step that is there twice
     assert losses(run) == [(row["step"], pytest.approx(row["loss"])) for row in metrics(directory)]
+
+
+def test_the_benchmark_of_restarts_runs(tmp_path: Path) -> None:
+    (seconds,) = restarts.measure(tmp_path, nodes=1, kills=1)
+    assert 0 < seconds < 120
 
 
 def processes_of(directory: str) -> list[Path]:

@@ -278,7 +278,7 @@ def test_what_cannot_be_computed_again(quickstart: Run, tmp_path: Path, changes:
         for stage in ("download", "dataset"):
             finish(run, stage)
         four = replace(usage.beginning(run), ranks=4)
-        if "cluster.nodes=1" in changes:  # otherwise, it is as if an earlier version had trained it
+        if "cluster.nodes=1" in changes:  # otherwise, no attempt is known
             publish.write_json(run.paths.usage_path / "1.json", asdict(four))
         row = {"step": 1, "time": unix_time(four.started) + 1.0}
         publish.write_text(run.paths.metrics_path, f"{json.dumps(row)}\n")

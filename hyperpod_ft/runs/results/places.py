@@ -40,12 +40,12 @@ PLACES = TypeAdapter(tuple[StepPlace, ...])
 
 
 def read(paths: RunPaths) -> tuple[StepPlace, ...]:
-    """The place of the first steps, and each change after it; steps whose attempt says no place are left out."""
+    """The place of the first steps, and each change after it; steps of no known attempt are left out."""
     attempts = usage.read(paths)
     never_moved = len({(attempt.nodes, attempt.instance_type, attempt.degrees) for attempt in attempts}) == 1
     found: list[StepPlace] = []
     for row, attempt in rows(paths, attempts) if attempts else ():
-        if not attempt or not attempt.instance_type:
+        if not attempt:
             continue
         place = StepPlace(row["step"], attempt.nodes, attempt.instance_type, attempt.degrees)
         if not found or str(place) != str(found[-1]):

@@ -37,13 +37,12 @@ class Usage:
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     nodes: Annotated[int, Field(ge=0)]
     accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
-    # empty in files of earlier versions
-    instance_type: Words = ""
-    degrees: Words = ""  # of parallelism, in words
-    ranks: Annotated[int, Field(ge=1)] = 1
-    micro_batch_size: Annotated[int, Field(ge=1)] = 1
-    host: Words = ""  # of rank 0
-    price_per_node_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    instance_type: Words
+    degrees: Words  # of parallelism, in words
+    ranks: Annotated[int, Field(ge=1)]
+    micro_batch_size: Annotated[int, Field(ge=1)]
+    host: Words  # of rank 0
+    price_per_node_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 
 
 _USAGE = TypeAdapter(Usage)
@@ -132,7 +131,7 @@ def cost(config: RunConfig, attempts: Sequence[Usage]) -> float | None:
     """
     now = config.cluster
     prices = [
-        now.price_per_node_hour if one.instance_type in ("", now.instance_type) else one.price_per_node_hour
+        now.price_per_node_hour if one.instance_type == now.instance_type else one.price_per_node_hour
         for one in attempts
     ]
     if now.price_per_node_hour is None and not attempts:

@@ -75,7 +75,7 @@ def recorded_run(base: Path, steps: int = 100, prompt: str = "What is up?", **ov
     crash = Attempt("5", at(40), 1, False, (NodeFailure("a", 1, 137, 0.0),), 0, 0, checkpoint, checkpoint + 5)
     attempts.add(run.paths, "train", crash)
     for started, seconds in ((10, 25.0), (50, 40.0)):
-        attempt = Usage("5", at(started), seconds, 1, 0, "local", "dp 1 x tp 1")
+        attempt = Usage("5", at(started), seconds, 1, 0, "local", "dp 1 x tp 1", 1, 1, "a", None)
         publish.write_json(run.paths.usage_path / f"{started}.json", asdict(attempt))
     _samples(prompt).write(run.paths.samples_path)
     run.paths.dataset_path.mkdir(parents=True)

@@ -51,7 +51,8 @@ def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
 
 
 def add(run: Run, number: int, seconds: float) -> None:
-    attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32, "trn1.32xlarge", "dp 8 x tp 8")
+    started, ran = f"2026-01-01T00:00:0{number}Z", ("trn1.32xlarge", "dp 8 x tp 8", 64, 1, "a", None)
+    attempt = usage.Usage("1", started, seconds, 2, 32, *ran)
     publish.write_json(run.paths.usage_path / f"{number}.json", asdict(attempt))
 
 
@@ -60,13 +61,10 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     add(run, 1, 1800.0)
     add(run, 2, 900.0)
     add(run, 3, 900.0)
-    earlier = json.loads((run.paths.usage_path / "3.json").read_bytes())
-    for name in ("instance_type", "degrees"):  # as earlier versions wrote it
-        del earlier[name]
-    publish.write_json(run.paths.usage_path / "3.json", earlier)
+    written = json.loads((run.paths.usage_path / "3.json").read_bytes())
     publish.write_text(run.paths.usage_path / "4.json", "{")
     for name in ("instance_type", "degrees"):  # another user may write what controls a terminal
-        publish.write_json(run.paths.usage_path / f"{name}.json", earlier | {name: "\x1b[2J"})
+        publish.write_json(run.paths.usage_path / f"{name}.json", written | {name: "\x1b[2J"})
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
     other_type = replace(usage.read(run.paths)[0], nodes=1, seconds=3600.0, instance_type="p5.48xlarge")
     for price, cost in {50.0: 90.0, None: None}.items():
@@ -84,16 +82,13 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
 def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(**TRN1, cluster__nodes=2)
     add(run, 1, 1.0)
-    publish.write_json(run.paths.usage_path / "0.json", asdict(usage.Usage("1", "2025-12-31T00:00:00Z", 1.0, 2, 32)))
     rows = [{"step": step, "time": unix_time("2026-01-01T00:00:01Z") + step / 10} for step in (1, 2)]
-    of_an_earlier_version = {"step": 0, "time": rows[0]["time"] - 10}
-    publish.write_text(
-        run.paths.metrics_path, "".join(f"{json.dumps(row)}\n" for row in (of_an_earlier_version, *rows))
-    )
+    before_all = {"step": 0, "time": rows[0]["time"] - 10}
+    publish.write_text(run.paths.metrics_path, "".join(f"{json.dumps(row)}\n" for row in (before_all, *rows)))
     assert [str(place) for place in places.read(run.paths)] == ["2 x trn1.32xlarge (dp 8 x tp 8)"]
     show_runs.status(status(run, Launchers()))
     assert "trained on" not in capsys.readouterr().out
-    moved = replace(usage.read(run.paths)[1], started="2026-01-01T00:00:03Z", nodes=1, degrees="dp 4 x tp 8")
+    moved = replace(usage.read(run.paths)[0], started="2026-01-01T00:00:03Z", nodes=1, degrees="dp 4 x tp 8")
     publish.write_json(run.paths.usage_path / "3.json", asdict(moved))
     with run.paths.metrics_path.open("a") as stream:
         stream.writelines(f"{json.dumps(row | {'step': row['step'] + 2, 'time': row['time'] + 3})}\n" for row in rows)
@@ -169,7 +164,7 @@ def test_summaries_come_from_valid_records(make_run: MakeRun) -> None:
     assert training_summary.summary_of(run) is None
 
 
-def test_a_record_of_an_earlier_version_has_fewer(make_run: MakeRun) -> None:
+def test_a_record_before_all_has_fewer(make_run: MakeRun) -> None:
     run = make_run()
     finish(run, "train", {"steps": 4, "tokens_per_second": 100.0, "seconds": 60.0})
     found = training_summary.summary_of(run)
