@@ -50,10 +50,22 @@ def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Mapping[str
     return cluster.environment()
 
 
-def test_begun_on_slurm_and_finished_as_training_jobs(
+def cancel_after(command: Command, run: Run, steps: int) -> None:
+    """Cancel the training once it has trained so many steps."""
+    wait_for(
+        lambda: run.paths.metrics_path.exists() and len(run.paths.metrics_path.read_text().splitlines()) > steps,
+        600,
+        every=0.5,
+    )
+    assert "cancelled train" in command.run("cancel")
+    wait_for(lambda: not Launchers().active(run), 600, every=0.5)
+    assert not run.journal.is_done("train")
+
+
+def test_from_training_jobs_to_slurm_and_back(
     slurm: Mapping[str, str], aws: "Aws", tmp_path: Path, undisturbed: Run
 ) -> None:
-    """On one file system, by the commands of a user, who cancels the training on Slurm.
+    """On one file system, by the commands of a user, who cancels the training twice.
 
     Containers may not create the next job, as in some accounts: `watch` does.
     """
@@ -61,36 +73,32 @@ def test_begun_on_slurm_and_finished_as_training_jobs(
     jobs.deny("sagemaker:CreateTrainingJob")
     training_run.copy_shared(tmp_path / "fsx" / "ft", undisturbed.paths.root)
     command = Command(tmp_path, aws, values(tmp_path / "fsx" / "ft", jobs.section), slurm)
-    command.run("submit", "run.yaml", "--launcher", "slurm")
-    run = command.opened
-    wait_for(
-        lambda: run.paths.metrics_path.exists() and len(run.paths.metrics_path.read_text().splitlines()) > 12,
-        600,
-        every=0.5,
-    )
-    assert "cancelled train" in command.run("cancel")
-    wait_for(lambda: not Launchers().active(run), 600, every=0.5)
-    assert not run.journal.is_done("train")
     output = command.run("submit", "run.yaml", "--launcher", "sagemaker")
     assert "Submitted quick/" in output
     assert "train quick-" in output
-    assert "still at work" in command.run("submit", "run.yaml", "--launcher", "sagemaker", status=2)
+    assert "still at work" in command.run("submit", "run.yaml", "--launcher", "slurm", status=2)
+    run = command.opened
+    cancel_after(command, run, 12)
+    command.run("resume", "--launcher", "slurm")
+    cancel_after(command, run, 24)
+    command.run("resume", "--launcher", "sagemaker")
     command.wait_until_ended()
-    (train,) = command.jobs()
+    _, train = command.jobs()
     log = jobs.log(train)
     assert "sagemaker:CreateTrainingJob" in log
     assert "the next training job was not created; hyperpod-ft watch creates it" in log
     assert jobs.describe(train)["TrainingJobStatus"] == "Completed", "its own stages are done"
     assert "hyperpod-ft watch" in command.run("status")
-    assert command.created() == ["train-1"]
+    assert command.created() == ["train-1", "train-2"]
     assert "generate     done" in command.run("watch")
-    assert command.created() == ["train-1", "finish-1"]
+    assert command.created() == ["train-1", "train-2", "finish-2"]
     assert {stage["state"] for stage in command.status()["stages"]} == {"done"}
     assert "done" in command.run("list")
     assert "step 60/60" in command.run("logs", "train")
     for launcher in ("sagemaker", "process"):
         assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", launcher)
-    assert resumed_from(run)
+    first, second = resumed_from(run)
+    assert 12 <= first < second
     assert results(run) == results(undisturbed)
 
 
