@@ -1,54 +1,102 @@
-"""Seconds from kill -9 of a rank to the next new step, restarts within the job, on two CPU ranks.
+"""Seconds from a failure to the next new step, and the steps that it costs: two CPU ranks on a local Slurm.
 
-    python -m benchmarks.restarts [--kills 3] [--nodes 1]
+    python -m benchmarks.restarts [FAILURE...] [--rounds 3]
 
-A tiny model on a local Slurm, so that what is measured is the restart: of two ranks on one node, or on two.
+A tiny model, so that what is measured is the restart. A lost node counts from when Slurm is told; on a real cluster,
+Slurm finds it after `SlurmdTimeout`.
 """
 
-import argparse
 import json
 import os
+import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks import command
 from benchmarks.command import ROOT
 from hyperpod_ft.localcluster import LocalCluster
 
 _SAVED_EVERY = 10  # steps
+_NODE = "node2"
 
 
-def run_file(root: Path, nodes: int, kills: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Restart:
+    """What a failure cost."""
+
+    seconds: float  # to the next new step
+    steps: int  # that were trained again
+
+
+@dataclass(frozen=True)
+class Site:
+    """A run at work: its cluster and its directory."""
+
+    cluster: LocalCluster
+    directory: Path
+
+    def process(self, pattern: str) -> int:
+        """One of its jobs, which work in its directory, whose name or command line begins so."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                begins = re.search(f"^{pattern}", (process / "comm").read_text() + line, re.MULTILINE)
+                if begins and (process / "cwd").readlink() == self.directory:
+                    return int(process.name)
+        sys.exit(f"no process: {pattern}")
+
+    def lose_node(self) -> None:
+        self.cluster.kill_node(_NODE)
+        self._scontrol("update", f"nodename={_NODE}", "state=down", "reason=power")
+
+    def _scontrol(self, *arguments: str) -> None:
+        subprocess.run(["scontrol", *arguments], env=os.environ | self.cluster.environment(), check=True)
+
+
+@dataclass(frozen=True)
+class Failure:
+    nodes: int
+    inject: Callable[[Site], None]
+    spare: int = 0  # nodes
+
+
+def _signal(pattern: str, number: signal.Signals) -> Callable[[Site], None]:
+    return lambda site: os.kill(site.process(pattern), number)
+
+
+_RANK, _TORCHRUN = "rank 1", r"\S+ -m hyperpod_ft\.job\.torchrun"
+
+
+FAILURES: Mapping[str, Failure] = {
+    "kill -9 of a rank": Failure(1, _signal(_RANK, signal.SIGKILL)),
+    "kill -9 of a rank, two nodes": Failure(2, _signal(_RANK, signal.SIGKILL)),
+    "kill -9 of torchrun": Failure(1, _signal(_TORCHRUN, signal.SIGKILL)),
+    "SIGSTOP of a rank": Failure(1, _signal(_RANK, signal.SIGSTOP)),
+    "a lost node, and a spare one": Failure(2, Site.lose_node, spare=1),
+}
+
+
+def run_file(root: Path, nodes: int) -> dict[str, Any]:
     return {
         "name": "restarts",
         "engine": "torch",
-        "cluster": {"root": str(root), "instance_type": "local", "nodes": nodes, "max_restarts": kills},
+        "cluster": {"root": str(root), "instance_type": "local", "nodes": nodes},
         "env": {"python": "current"},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256},
         "training": {"precision": "fp32", "max_steps": 100_000, "save_every_steps": _SAVED_EVERY},
         "parallelism": {"tensor_parallel": 1, "ranks_per_node": 2 // nodes},
     }
-
-
-def ranks(directory: Path) -> list[int]:
-    """The ranks of a run: its jobs work in its directory."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").readlink() == directory and (process / "comm").read_text().startswith("rank "):
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -59,55 +107,55 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def measure(work: Path, nodes: int, kills: int) -> list[float]:
-    """The seconds after each kill."""
+def measure(work: Path, failure: Failure) -> Restart:
+    """One run, which the failure hits once."""
     cluster = LocalCluster(work / "cluster")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(work / "state")}
 
     def kit(*arguments: str) -> str:
-        command = [sys.executable, "-m", "hyperpod_ft", *arguments]
-        return subprocess.run(command, cwd=work, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        words = [sys.executable, "-m", "hyperpod_ft", *arguments]
+        return subprocess.run(words, cwd=work, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
-    cluster.up(nodes=2, cpus=4, bound_to_parent=True)
+    cluster.up(nodes=failure.nodes + failure.spare, cpus=4, bound_to_parent=True)
     environment |= cluster.environment()
     try:
-        (work / "run.yaml").write_text(yaml.safe_dump(run_file(work / "root", nodes, kills)))
+        (work / "run.yaml").write_text(yaml.safe_dump(run_file(work / "root", failure.nodes)))
         kit("submit", "run.yaml")
-        directory = Path(json.loads(kit("status", "--json"))["directory"])
-        metrics = directory / "metrics.jsonl"
+        site = Site(cluster, Path(json.loads(kit("status", "--json"))["directory"]))
+        metrics = site.directory / "metrics.jsonl"
 
         def steps() -> int:
             return metrics.read_text().count("\n") if metrics.exists() else 0
 
-        found = []
-        for _ in range(kills):
-            beyond = steps() + _SAVED_EVERY + 2  # a checkpoint, and steps that are lost
-            wait_for(lambda beyond=beyond: steps() >= beyond)  # type: ignore[misc]
-            *_, victim = ranks(directory)
-            os.kill(victim, signal.SIGKILL)
-            killed = time.monotonic()
-            time.sleep(0.2)
-            last = steps()
-            # the file loses the steps after the checkpoint when training resumes
-            wait_for(lambda last=last: steps() > last)  # type: ignore[misc]
-            found.append(time.monotonic() - killed)
+        wait_for(lambda: steps() >= _SAVED_EVERY + 2)  # a checkpoint, and steps that are lost
+        failure.inject(site)
+        failed = time.monotonic()
+        time.sleep(0.2)
+        last = steps()
+        # the file loses the steps after the checkpoint when training resumes
+        wait_for(lambda: steps() > last)
+        seconds = time.monotonic() - failed
+        (log,) = (site.directory / "logs").glob("*-train_*.out")
+        resumed = int(re.findall(r"resuming from step (\d+)", log.read_text())[-1])
         kit("cancel")
-        return found
+        return Restart(round(seconds, 2), last - resumed)
     finally:
         cluster.down()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--nodes", type=int, choices=(1, 2), default=1)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
-        found = measure(Path(work), options.nodes, options.kills)
-    print(f"seconds to the next new step: {', '.join(f'{each:.1f}' for each in found)}")
-    print(
-        f"median {statistics.median(found):.1f}; of it 1 s to hear of a cancellation, and a pause that doubles from 1 s"
-    )
+    options = command.parser(__doc__ or "", peers=False)
+    options.add_argument("failures", nargs="*", metavar="FAILURE", help=f"default: all of {', '.join(FAILURES)}")
+    given = options.parse_args()
+    for name in given.failures or FAILURES:
+        rounds = []
+        for _ in range(given.rounds):
+            with tempfile.TemporaryDirectory() as work:
+                rounds.append(asdict(measure(Path(work), FAILURES[name])))
+            print(f"{name}: {rounds[-1]['seconds']:.1f} s, {rounds[-1]['steps']} steps", flush=True)
+        typed = f"python -m benchmarks.restarts --rounds {given.rounds}"
+        facts = command.facts_alone(given.work.parent, typed, ("torch",))
+        command.record(given.results, "restarts", name, {"rounds": rounds, "load": os.getloadavg()[1], **facts})
 
 
 if __name__ == "__main__":

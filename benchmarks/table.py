@@ -1,4 +1,4 @@
-"""The recorded results as tables, written into benchmarks/performance.md between its markers.
+"""The recorded results as tables, written between the markers of benchmarks/performance.md and docs/reliability.md.
 
 python -m benchmarks.table
 """
@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from benchmarks import goals
+from benchmarks import goals, reliability
 from benchmarks.command import RESULTS, ROOT
 from benchmarks.goals import (
     ALONE,
@@ -29,7 +29,7 @@ from benchmarks.goals import (
     Results,
 )
 
-DOCUMENT = ROOT / "benchmarks" / "performance.md"
+PERFORMANCE, RELIABILITY = ROOT / "benchmarks" / "performance.md", ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
 
 
@@ -38,12 +38,23 @@ def load(directory: Path = RESULTS) -> Results:
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(directory.glob("*.json"))}
 
 
-def document(text: str, results: Results) -> str:
-    """A document with the text between its markers replaced."""
+def documents(results: Results) -> dict[Path, str]:
+    """The documents, each with the text between its markers replaced."""
+    made = {
+        PERFORMANCE: ([_machines(results)], *_sections(results)),
+        RELIABILITY: (
+            reliability.outcomes(results["soak"]),
+            (*reliability.restarts(results["restarts"]), *_circumstances(results["restarts"].values())),
+        ),
+    }
+    return {path: _between_markers(path.read_text(encoding="utf-8"), sections) for path, sections in made.items()}
+
+
+def _between_markers(text: str, sections: Iterable[Iterable[str]]) -> str:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    sections = "\n\n".join("\n".join(lines) for lines in ([_machines(results)], *_sections(results)))
-    return f"{before}{BEGIN}\n\n{sections}\n\n{END}{after}"
+    joined = "\n\n".join("\n".join(lines) for lines in sections)
+    return f"{before}{BEGIN}\n\n{joined}\n\n{END}{after}"
 
 
 def _machines(results: Results) -> str:
@@ -265,4 +276,5 @@ def _row(*cells: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(document(DOCUMENT.read_text(encoding="utf-8"), load()), encoding="utf-8")
+    for path, text in documents(load()).items():
+        path.write_text(text, encoding="utf-8")

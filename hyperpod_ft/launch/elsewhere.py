@@ -41,7 +41,7 @@ def elsewhere(run: Run, overrides: Sequence[str]) -> Run:
                 f"leave it out; {found[key]} would",
             )
     if moved.paths.directory != run.paths.directory:
-        bound = "" if rules_of(run.config.engine).continues_elsewhere(run.config) else " (docs/stages.md says why)"
+        bound = "" if rules_of(run.config.engine).continues_elsewhere(run.config) else " (docs/reliability.md says why)"
         raise UserError(
             f"--set {', '.join(changed)}: this training cannot continue so{bound}", f"start another run: {again}"
         )

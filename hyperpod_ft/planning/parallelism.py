@@ -78,7 +78,8 @@ def check_fewer_nodes(config: RunConfig, degrees: Degrees) -> None:
         return
     if not rules.continues_elsewhere(config) or rules.precompiles(config):
         raise UserError(
-            "cluster.min_nodes: this training cannot continue on other nodes (docs/stages.md says why)", "leave it out"
+            "cluster.min_nodes: this training cannot continue on other nodes (docs/reliability.md says why)",
+            "leave it out",
         )
     for nodes in range(least, degrees.nodes):
         try:

@@ -45,7 +45,7 @@ def submit_sweep(planned: PlannedSweep, launchers: Launchers) -> Iterator[Submit
     if not launchers.named(sweep.launcher).shares_volume:
         raise UserError(
             f"sweep {sweep.name}: launcher {sweep.launcher}: its jobs cannot wait for those of another run",
-            "submit the points one by one: see `hyperpod-ft sweep plan`, and docs/sweeps.md",
+            "submit the points one by one: see `hyperpod-ft sweep plan`, and docs/stages.md",
         )
     with publish.lock(sweep.lock_path, waiting=_WAITING):
         sweep = _with_lanes_kept(sweep, launchers)

@@ -54,7 +54,7 @@ class SweepFile(Section):
         return self
 
 
-SWEEP_FILE = FileKind(SweepFile, "docs/sweeps.md", "docs/sweeps.md")
+SWEEP_FILE = FileKind(SweepFile, "docs/stages.md", "docs/stages.md")
 
 
 def load(path: Path) -> SweepFile:

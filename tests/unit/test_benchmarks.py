@@ -4,12 +4,13 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import goals, table, training
+from benchmarks import goals, reliability, table, training
 from benchmarks.command import RESULTS, ROOT
 from benchmarks.goals import KIT
 from benchmarks.soaking import outcome
@@ -102,9 +103,16 @@ def test_the_s3_benchmark_runs(verb: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_the_document_shows_what_was_recorded() -> None:
-    document = table.DOCUMENT.read_text(encoding="utf-8")
-    assert document == table.document(document, table.load()), "run: python -m benchmarks.table"
+@pytest.mark.parametrize("document", [table.PERFORMANCE, table.RELIABILITY])
+def test_the_document_shows_what_was_recorded(document: Path) -> None:
+    made = table.documents(table.load())[document]
+    assert document.read_text(encoding="utf-8") == made, "run: python -m benchmarks.table"
+
+
+def test_each_kind_of_fault_has_one_outcome() -> None:
+    injected = {kind for entry in table.load()["soak"]["invocations"] for kind in entry["faults"]}
+    told = Counter(kind for _, _, kinds in reliability.OUTCOMES for kind in kinds)
+    assert injected <= set(told) and set(told.values()) == {1}
 
 
 def test_what_was_recorded_reaches_every_goal() -> None:

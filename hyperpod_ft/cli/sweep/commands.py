@@ -10,7 +10,7 @@ from hyperpod_ft.cli.output.tables import print_json
 
 app = typer.Typer(name="sweep", cls=command_group("submit"), no_args_is_help=True)
 
-SweepFileArgument = Annotated[Path, typer.Argument(metavar="SWEEP_FILE", help="A sweep file (docs/sweeps.md).")]
+SweepFileArgument = Annotated[Path, typer.Argument(metavar="SWEEP_FILE", help="A sweep file (docs/stages.md).")]
 Reference = Annotated[
     str | None,
     typer.Argument(metavar="SWEEP", help="A sweep file, or a sweep's directory. Default: the one submitted last."),

@@ -49,7 +49,7 @@ class Cluster(Section):
     min_nodes: PositiveInt | None = Field(
         None,
         description="On Slurm, train on fewer nodes, down to this number, while there are no more, as after one is"
-        " lost. At a checkpoint, training returns to more (engine torch, not on Trainium; docs/stages.md).",
+        " lost. At a checkpoint, training returns to more (engine torch, not on Trainium; docs/reliability.md).",
     )
     partition: SlurmWord | None = Field(
         None,

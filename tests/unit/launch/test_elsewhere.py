@@ -86,7 +86,7 @@ def test_a_pipeline_gets_the_micro_batches_that_it_needs(make_run: MakeRun) -> N
         (
             {"lora__dropout": 0.1},
             ["cluster.nodes=2"],
-            r"--set cluster\.nodes: this training cannot continue so \(docs/stages\.md says why\); start another",
+            r"--set cluster\.nodes: this training cannot continue so \(docs/reliability\.md says why\); start another",
         ),
     ],
 )

@@ -1,0 +1,85 @@
+"""The tables of docs/reliability.md: what the soak's faults lead to, and the seconds that restarts take."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.goals import Entry
+
+# A failure, what happens, and the kinds of the soak's faults that are it.
+OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
+    (
+        "a rank crashes",
+        "all ranks start again from the newest checkpoint, in the same job step",
+        ("kill -9: rank",),
+    ),
+    (
+        "torchrun, `srun` or Slurm's step manager ends",
+        "the same in a new job step",
+        ("kill -9: torchrun", "kill -9: srun", "kill -9: slurmstepd"),
+    ),
+    (
+        "a rank or torchrun hangs",
+        "after 60 s or ten steps, the stacks of all ranks are saved, the rank that the others wait for is named, and a"
+        " new job step begins",
+        ("hung: rank", "hung: torchrun"),
+    ),
+    (
+        "a process stands still, but not for so long",
+        "training waits, and continues",
+        ("process frozen", "slow rank"),
+    ),
+    (
+        "a node is lost",
+        "Slurm requeues the job: it continues on another node, with `cluster.min_nodes` on those that are left",
+        ("node lost", "node lost, with min_nodes"),
+    ),
+    (
+        "Slurm's controller or a node's daemon is killed",
+        "training continues; commands say that the controller does not answer",
+        ("kill -9: slurmctld", "kill -9: slurmd"),
+    ),
+    (
+        "a program of another stage, or of the job around the ranks, is killed",
+        "the stage fails; `resume` runs it again",
+        ("kill -9: supervisor", "kill -9: script", "kill -9: stage", "kill -9: node program", "kill -9: others"),
+    ),
+    (
+        "the volume is full, or its calls fail",
+        "nothing half-written is used; the stage fails if the error lasts; `resume`",
+        ("volume full", "EIO"),
+    ),
+    ("a node's clock jumps", "nothing", ("clock jump",)),
+    (
+        "the time limit is near; somebody cancels or requeues a job",
+        "training saves its step; a requeued job continues, a cancelled one after `resume`",
+        ("notice of the time limit", "cancel", "scancel of one job", "scontrol requeue"),
+    ),
+    (
+        "`submit` is killed, or runs twice",
+        "`submit` again: no stage runs twice",
+        ("kill -9: submit", "two submissions at once", "submit while at work"),
+    ),
+)
+
+
+def outcomes(soak: Mapping[str, Any]) -> Iterator[str]:
+    """The first table; `soak`: what benchmarks.soak recorded."""
+    counts: Counter[str] = Counter()
+    for entry in soak["invocations"]:
+        counts.update({kind: sum(by_stage.values()) for kind, by_stage in entry["faults"].items()})
+    yield "| what happens | what follows | tried |"
+    yield "|---|---|---|"
+    for failure, outcome, kinds in OUTCOMES:
+        yield f"| {failure} | {outcome} | {sum(counts[kind] for kind in kinds):,} |"
+
+
+def restarts(entries: Mapping[str, Entry]) -> Iterator[str]:
+    """The second table; `entries`: of benchmarks.restarts."""
+    yield "| failure | seconds to the next new step | steps trained again |"
+    yield "|---|---|---|"
+    for failure, entry in entries.items():
+        seconds = sorted(each["seconds"] for each in entry["rounds"])
+        steps = statistics.median(each["steps"] for each in entry["rounds"])
+        yield f"| {failure} | {statistics.median(seconds):.1f} ({seconds[0]:.1f}–{seconds[-1]:.1f}) | {steps:.0f} |"
