@@ -55,7 +55,7 @@ from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import with_adapter
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import first_changed
-from hyperpod_ft.runs.results import places, usage
+from hyperpod_ft.runs.results import holdings, places, usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
@@ -103,9 +103,12 @@ def _run_rank_0(ranks: Ranks) -> None:
             heartbeat.beat("end")  # before the graphs are counted, and the usage is written
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
+        held = holdings.read(run.journal)
+        assert held is not None  # this attempt is one
+        spent = usage.totals(run) | {"goodput": round(held.goodput, 4), "held": asdict(held)}
         return stage.Result(
             (trained.checkpoint, run.paths.metrics_path),
-            trained.facts | graphs | restarted | ran | usage.totals(run),
+            trained.facts | graphs | restarted | ran | spent,
             sha256=description.digests(trained.checkpoint),
         )
 
