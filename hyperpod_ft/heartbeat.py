@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 0.25
 _COLLECTIVES, _TEXT = 4096, 1 << 24  # what is not written takes no memory
 _BEAT, _ASKED = struct.Struct("=qqqdd"), 64
 _LENGTH, _LENGTH_AT = struct.Struct("=q"), 72
-_SAVES = 8  # that `Spent` tells of: more than the checkpoints that are kept
+_SAVES = 8  # that `Spent` tells of
 
 Phase = Literal["start", "step", "validation", "save", "end", "waiting"]
 """What a rank does. `start`: all before its first step; `end`: all after the last; `waiting`: for another job, which
@@ -71,10 +71,8 @@ class Spent(NamedTuple):
     def then(self, phase: Phase, step: int, now: float) -> "Spent":
         """The same once it enters the phase, with so many steps done."""
         seconds, reached = self.until(now), self.reached
-        if phase == "save" or (phase == "step" and not reached):
-            first, newest = reached[:1], reached[1:]
-            if step not in dict(reached):
-                reached = (*first, *newest[-_SAVES:], (step, seconds.get("step", 0.0)))
+        if (phase == "save" or (phase == "step" and not reached)) and step not in dict(reached):
+            reached = (*reached[:1], *reached[1:][1 - _SAVES :], (step, seconds.get("step", 0.0)))
         return Spent(phase, now, seconds, reached)
 
 
