@@ -103,12 +103,9 @@ def _run_rank_0(ranks: Ranks) -> None:
             heartbeat.beat("end")  # before the graphs are counted, and the usage is written
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
-        held = holdings.read(run.journal)
-        assert held is not None  # this attempt is one
-        spent = usage.totals(run) | {"goodput": round(held.goodput, 4), "held": asdict(held)}
         return stage.Result(
             (trained.checkpoint, run.paths.metrics_path),
-            trained.facts | graphs | restarted | ran | spent,
+            trained.facts | graphs | restarted | ran | usage.totals(run) | _held(run),
             sha256=description.digests(trained.checkpoint),
         )
 
@@ -122,6 +119,14 @@ def _run_rank_0(ranks: Ranks) -> None:
         if not ranks.store.check([_LAYOUT]):
             ranks.store.set(_LAYOUT, "")
         ranks.store.set(_REPORTED, "yes")
+
+
+def _held(run: Run) -> dict[str, Any]:
+    """What nodes were held for until now; nothing if a file that others write cannot be read: the training is done."""
+    with contextlib.suppress(UserError, OSError):
+        if held := holdings.read(run.journal):
+            return {"goodput": round(held.goodput, 4), "held": asdict(held)}
+    return {}
 
 
 def _run_other_rank(run: Run, ranks: Ranks) -> None:

@@ -1,15 +1,28 @@
 """What the nodes of a training were held for, from attempts written by hand."""
 
+import os
 import threading
 import time
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperpod_ft import heartbeat
+from hyperpod_ft import heartbeat, publish
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.heartbeat import PHASES, Phase
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.status import status
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
+from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS, banner
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import unix_time
+from hyperpod_ft.runs.results import holdings, usage
 from hyperpod_ft.runs.results.goodput import Held, HeldAttempt, Holding, Lost, held
+from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 
 SECONDS = st.floats(0, 1000, allow_nan=False)
 STEPS = st.integers(0, 50)
@@ -90,7 +103,7 @@ def test_shares_begin_with_the_goodput() -> None:
     assert held([Holding(0, 0, 0, 1)]).goodput == 0.0
 
 
-attempts = st.builds(
+held_attempts = st.builds(
     HeldAttempt,
     began=SECONDS,
     seconds=SECONDS,
@@ -102,7 +115,7 @@ attempts = st.builds(
 )
 
 
-@given(st.lists(st.tuples(SECONDS, SECONDS, st.integers(1, 4), st.lists(attempts, max_size=4)), max_size=3))
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.integers(1, 4), st.lists(held_attempts, max_size=4)), max_size=3))
 def test_all_parts_add_up_to_the_time_held_whatever_is_written(
     jobs: list[tuple[float, float, int, list[HeldAttempt]]],
 ) -> None:
@@ -137,3 +150,63 @@ def test_a_rank_counts_its_phases_and_how_far_its_steps_were() -> None:
         assert seconds == sorted(seconds) and seconds[0] == 0.0
     finally:
         heartbeat._own.beat = before
+
+
+def at(second: int) -> str:
+    return f"2026-01-02T03:{second // 60:02d}:{second % 60:02d}Z"
+
+
+def write_attempt(
+    run: Run, job_id: str, job_began: int, began: int, reached: list[tuple[int, float]], **phases: float
+) -> None:
+    one = replace(usage.beginning(run), job_id=job_id, started=at(began), job_began=at(job_began))
+    known = replace(one, seconds=sum(phases.values()), phases=phases, reached=reached)  # type: ignore[arg-type]
+    publish.write_json(run.paths.usage_path / f"{began}.json", asdict(known))
+
+
+def end(run: Run, stage: str, job_id: str, second: int) -> None:
+    marker = run.paths.exit_marker(stage, job_id)
+    publish.write_text(marker, "1\n")
+    os.utime(marker, (unix_time(at(second)),) * 2)
+
+
+def test_a_run_says_what_its_nodes_were_held_for(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(**{"cluster__nodes": 2})
+    run.freeze()
+    assert holdings.read(run.journal) is None and status(run, Launchers()).goodput is None
+    for stage, job_id, submitted in (("dataset", "6", 0), ("train", "7", 0), ("train", "8", 200)):
+        run.journal.add_job(Job(stage, job_id, "process", at(submitted)))
+    end(run, "dataset", "6", 4)
+    # job 7 is requeued for its time limit, and its node then dies; job 8 crashes until it is given up
+    write_attempt(run, "7", 10, 15, [(0, 0.0), (10, 20.0)], start=1, step=20, save=4)
+    limit = Attempt("7", at(42), NOTICE_STATUS, False, (), NOTICE, 0, 10, 10)
+    attempts.add(run.paths, "train", limit)
+    write_attempt(run, "7", 60, 65, [(10, 0.0), (20, 20.0)], start=5, step=30)
+    found = holdings.read(run.journal)
+    assert found is not None
+    assert known(found) == {"start": 2 * (5 + 1 + 5 + 5), "step": 2 * (20 + 30), "save": 8}
+    assert lost(found) == {"time limit": 4} and found.pending == (10 - 4) + (60 - 42)
+
+    write_attempt(run, "8", 210, 215, [(20, 0.0), (30, 10.0)], start=5, step=18)
+    attempts.add(run.paths, "train", Attempt("8", at(240), 1, False, (), 0, 20, 30, 38))
+    write_attempt(run, "8", 210, 250, [(30, 0.0)], start=5, step=7)
+    end(run, "train", "8", 265)
+    (run.paths.checkpoints / "step-00000030").mkdir(parents=True)
+    found = holdings.read(run.journal)
+    assert found is not None
+    assert found.node_seconds == 2 * found.seconds == 2 * (32 + 40 + 55)
+    crash = "exit 1 at step 38, and no rank reported why"
+    assert lost(found) == {"time limit": 4, "job 7 ended": 20, crash: 2 * (8 + 2), "job 8 ended": 14}
+    assert known(found)["step"] == 2 * (20 + 20 + 10) and found.parts["end"] == 6
+    current = status(run, Launchers())
+    assert current.state == "failed" and current.goodput == found.goodput == 100 / 254 and current.held == found
+    show_runs.runs(run.paths.root, [current])
+    assert "39%" in capsys.readouterr().out
+
+    # a job in which no rank began
+    run.journal.add_job(Job("train", "9", "process", at(300)))
+    log = run.paths.log("train", "9")
+    publish.write_text(log, f"{banner('train', '9')} on a, {at(310)}\n")
+    end(run, "train", "9", 320)
+    after = holdings.read(run.journal)
+    assert after is not None and after.parts["start"] == found.parts["start"] + 20 and after.seconds == 137
