@@ -1,8 +1,9 @@
 """Goodput: how much of the time that the nodes of a training were held went into steps that count.
 
-Goodput is the node-seconds of the steps on the final curve by those of all the time that jobs of stage train held.
+It is the node-seconds of the steps on the final curve / the node-seconds that jobs of stage train held.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,12 +13,12 @@ from hyperpod_ft.heartbeat import Phase
 Part = Phase | Literal["other"]
 PARTS: dict[Part, str] = {
     "step": "steps that count",
-    "start": "starting nodes and ranks, loading",
+    "start": "starting and loading",
     "validation": "validation",
     "save": "checkpoints",
     "end": "ending",
     "waiting": "waiting for another job",
-    "other": "not known",
+    "other": "what is not known",
 }
 
 
@@ -32,17 +33,18 @@ class HeldAttempt:
     reached: Sequence[tuple[int, float]]
     reason: str  # why it ended, if another followed
     ended: float | None = None  # when that was noticed; None: not known
-    checkpoint: int | None = None  # step of the newest one when it had ended; 0: none; None: it has not, or is the last
+    checkpoint: float = math.inf  # step of the newest one when it had ended; 0: there was none; inf: nothing says
 
-    def parts(self, seconds: float, resumed: int | None) -> tuple[dict[Part, float], float]:
-        """What so many seconds of it were used for, and those that are lost; `resumed`: the step that training went on
-        from, if it did."""
+    def parts(self, seconds: float, resumed: float) -> tuple[dict[Part, float], float]:
+        """What so many seconds of it were used for, and those of lost steps.
+
+        `resumed`: the step from which later ones were trained again; inf: none were.
+        """
         known = sum(self.phases.values())
         scale = min(1.0, seconds / known) if known else 0.0  # starts have whole seconds: attempts may overlap by one
         steps = self.phases.get("step", 0.0)
-        kept = steps
-        if resumed is not None:
-            kept = min(steps, max((until for step, until in self.reached if step <= resumed), default=0.0))
+        reached = [(math.inf, steps)] if math.isinf(resumed) else self.reached
+        kept = max((min(until, steps) for step, until in reached if step <= resumed), default=0.0)
         used: dict[Part, float] = {phase: scale * spent for phase, spent in self.phases.items()}
         return used | {"step": scale * kept, "other": seconds - scale * known}, scale * (steps - kept)
 
@@ -89,11 +91,11 @@ class Held:
 
         Without shares below one in a thousand.
         """
-        step, *others = [(name, self.parts[part]) for part, name in PARTS.items()]
-        others += [(f"lost: {one.reason}", one.node_seconds) for one in self.lost]
-        all_of_it = self.node_seconds or 1.0
-        longest = sorted(((name, seconds / all_of_it) for name, seconds in others), key=lambda other: -other[1])
-        return [(step[0], self.goodput), *(other for other in longest if other[1] >= 0.001)]
+        others = [(name, self.parts[part]) for part, name in PARTS.items() if part != "step"]
+        others += [(f"a restart ({one.reason})", one.node_seconds) for one in self.lost]
+        shares = [(name, seconds / (self.node_seconds or 1.0)) for name, seconds in others]
+        longest = sorted((one for one in shares if one[1] >= 0.001), key=lambda one: -one[1])
+        return [(PARTS["step"], self.goodput), *longest]
 
 
 def held(holdings: Sequence[Holding]) -> Held:
@@ -129,12 +131,12 @@ def _within(value: float, least: float, most: float) -> float:
     return max(least, min(value, most))
 
 
-def _resumed(attempts: Sequence[HeldAttempt]) -> Iterator[int | None]:
-    """For each attempt the step from which training goes on after it; None: it does not."""
-    found: list[int | None] = []
-    least: int | None = None
+def _resumed(attempts: Sequence[HeldAttempt]) -> Iterator[float]:
+    """For each attempt the step from which later ones were trained again; inf: none were."""
+    found = []
+    least = math.inf
     for attempt in reversed(attempts):
-        least = min((step for step in (least, attempt.checkpoint) if step is not None), default=None)
+        least = min(least, attempt.checkpoint)
         found.append(least)
-        least = min((step for step in (least, *dict(attempt.reached[:1])) if step is not None), default=None)
+        least = min([least, *dict(attempt.reached[:1])])
     return reversed(found)

@@ -62,8 +62,7 @@ def attempts_of(paths: RunPaths) -> list[tuple[Usage, Attempt | None]]:
 def read(journal: Journal) -> Held | None:
     """What nodes were held for by the training so far; None before its first attempt, or job that has ended."""
     starts: dict[tuple[float, str], list[tuple[Usage, Attempt | None]]] = {}
-    every = attempts_of(journal.paths)
-    for attempt, restart in every:
+    for attempt, restart in attempts_of(journal.paths):
         start = unix_time(attempt.job_began or attempt.started), attempt.job_id
         starts.setdefault(start, []).append((attempt, restart))
     jobs = journal.jobs()
@@ -88,7 +87,7 @@ def read(journal: Journal) -> Held | None:
         nodes = next((attempt.nodes for attempt, _ in starts[began, job_id]), journal.plan.degrees.nodes)
         holdings.append(Holding(ready, began, over, nodes, attempts_there))
         free[job_id] = over
-    if job_id in ends and attempts_there and journal.valid_record("train") is None:
+    if job_id in ends and attempts_there and journal.valid_record("train") is None:  # the newest job gave up
         attempts_there[-1] = replace(attempts_there[-1], checkpoint=journal.last_written_step())
     return goodput.held(holdings)
 
@@ -101,5 +100,5 @@ def _held(attempt: Usage, restart: Attempt | None) -> HeldAttempt:
         reached=attempt.reached,
         reason=restart.reason if restart else f"job {attempt.job_id} ended",
         ended=unix_time(restart.time) if restart else None,
-        checkpoint=restart.checkpoint if restart else None,
+        checkpoint=restart.checkpoint if restart else math.inf,
     )

@@ -60,7 +60,7 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     assert report.accelerators.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
     assert "held 1 node for 1 min 27 s, goodput 44%; 1 restart, 5 steps trained again" in headings.timeline(report)
     page = " ".join(report_page([report]).split())
-    assert "steps that count (44%), starting nodes and ranks, loading (34%), lost: rank 1: SIGKILL" in page
+    assert "steps that count 44%; starting and loading 34%; a restart (rank 1: SIGKILL at step 65) 8.0%;" in page
 
 
 def test_a_change_of_place_is_marked(tmp_path: Path) -> None:

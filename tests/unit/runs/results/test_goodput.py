@@ -1,5 +1,6 @@
 """What the nodes of a training were held for, from attempts written by hand."""
 
+import math
 import os
 import threading
 import time
@@ -32,10 +33,8 @@ def attempt(
     began: float, reached: list[tuple[int, float]], reason: str = "", ended: float | None = None, **phases: float
 ) -> HeldAttempt:
     spent: dict[Phase, float] = {phase: phases[phase] for phase in PHASES if phase in phases}
-    checkpoint = phases.get("checkpoint")
-    return HeldAttempt(
-        began, sum(spent.values()), spent, reached, reason, ended, None if checkpoint is None else int(checkpoint)
-    )
+    checkpoint = phases.get("checkpoint", math.inf)
+    return HeldAttempt(began, sum(spent.values()), spent, reached, reason, ended, checkpoint)
 
 
 def lost(found: Held) -> dict[str, float]:
@@ -97,8 +96,8 @@ def test_shares_begin_with_the_goodput() -> None:
     found = Held(spent | {"step": 1.0, "start": 4.0}, [Lost("crash", 5.0)])  # type: ignore[arg-type]
     assert found.shares() == [
         ("steps that count", 0.1),
-        ("lost: crash", 0.5),
-        ("starting nodes and ranks, loading", 0.4),
+        ("a restart (crash)", 0.5),
+        ("starting and loading", 0.4),
     ]
     assert held([Holding(0, 0, 0, 1)]).goodput == 0.0
 
@@ -111,7 +110,7 @@ held_attempts = st.builds(
     reached=st.lists(st.tuples(STEPS, SECONDS), max_size=3),
     reason=st.just("crash"),
     ended=st.none() | SECONDS,
-    checkpoint=st.none() | STEPS,
+    checkpoint=st.just(math.inf) | STEPS,
 )
 
 
