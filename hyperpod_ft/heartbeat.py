@@ -29,6 +29,7 @@ _ANSWER_SECONDS = 0.25
 _COLLECTIVES, _TEXT = 4096, 1 << 24  # what is not written takes no memory
 _BEAT, _ASKED = struct.Struct("=qqqdd"), 64
 _LENGTH, _LENGTH_AT = struct.Struct("=q"), 72
+_SAVES = 8  # that `Spent` tells of
 
 Phase = Literal["start", "step", "validation", "save", "end", "waiting"]
 """What a rank does. `start`: all before its first step; `end`: all after the last; `waiting`: for another job, which
@@ -55,6 +56,26 @@ class Waiting(NamedTuple):
     begun_at: int  # Unix time, nanoseconds
 
 
+class Spent(NamedTuple):
+    """How long this process was in each phase until `since`, when it entered `phase`. Seconds."""
+
+    phase: Phase
+    since: float
+    seconds: dict[Phase, float]
+    # steps that were done when the first one began and at the newest saves, each with the seconds of phase `step`
+    reached: tuple[tuple[int, float], ...] = ()
+
+    def until(self, now: float) -> dict[Phase, float]:
+        return self.seconds | {self.phase: self.seconds.get(self.phase, 0.0) + now - self.since}
+
+    def then(self, phase: Phase, step: int, now: float) -> "Spent":
+        """The same once it enters the phase, with so many steps done."""
+        seconds, reached = self.until(now), self.reached
+        if (phase == "save" or (phase == "step" and not reached)) and step not in dict(reached):
+            reached = (*reached[:1], *reached[1:][1 - _SAVES :], (step, seconds.get("step", 0.0)))
+        return Spent(phase, now, seconds, reached)
+
+
 @dataclass(frozen=True)
 class Collectives:
     """The collectives of a rank."""
@@ -69,6 +90,7 @@ class _Own:
     def __init__(self) -> None:
         self.beat = Beat()
         self.since = 0.0  # when the step or phase began
+        self.spent = Spent("start", 0.0, {})
         self.memory: mmap.mmap | None = None  # None if this rank is not watched
 
 
@@ -95,9 +117,20 @@ def beat(phase: Phase | None = None, step: int | None = None) -> None:
     last = now - _own.since if step is not None and before.phase == "step" else before.last
     if phase or step is not None:
         _own.since = now
+        _own.spent = _own.spent.then(phase or before.phase, before.step if step is None else step, now)
     beat = _own.beat = Beat(before.pid, phase or before.phase, before.step if step is None else step, now, last)
     if _own.memory is not None:
         _BEAT.pack_into(_own.memory, 0, beat.pid, PHASES.index(beat.phase), beat.step, beat.time, beat.last)
+
+
+def count() -> None:
+    """Count anew what `spent` returns."""
+    _own.spent = Spent(_own.beat.phase, time.monotonic(), {})
+
+
+def spent() -> Spent:
+    """How long this process was in each phase since `count`. Another thread than that which beats may ask."""
+    return _own.spent
 
 
 @contextlib.contextmanager

@@ -230,7 +230,7 @@ def cancel(reference: RunReference = None) -> None:
 
 @app.command(name="list")
 def list_command(root: Root = None, as_json: Json = False) -> None:
-    """List the runs below a root, newest first, with their losses."""
+    """List the runs below a root, newest first, with their losses and goodput."""
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.launch.status import list_runs

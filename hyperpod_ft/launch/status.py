@@ -18,8 +18,9 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.references import all_runs
-from hyperpod_ft.runs.results import metrics, places
+from hyperpod_ft.runs.results import holdings, metrics, places
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
+from hyperpod_ft.runs.results.goodput import Held
 from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.results.places import StepPlace
 from hyperpod_ft.runs.results.training_summary import TrainingSummary, steps, summary_of
@@ -73,6 +74,8 @@ class RunStatus:
     refused: str = ""  # why neither `submit` nor `resume` trains it again unasked
     training: LatestMetrics | None = None  # until it is done
     places: tuple[StepPlace, ...] = ()  # where its steps ran; only where a single run was asked for
+    goodput: float | None = None  # 0 to 1; once trained, until its record was written
+    held: Held | None = None  # what its nodes were held for; only where a single run was asked for
     training_summary: TrainingSummary | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown, or why the next job was refused
@@ -107,7 +110,7 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
     ran: tuple[StepPlace, ...] = ()
     with contextlib.suppress(OSError):  # of the rows: the state is known without them
         ran = places.read(run.paths)
-    return replace(_status(run, launchers), places=ran)
+    return replace(_status(run, launchers), places=ran, held=_held(run))
 
 
 def _status(run: Run, launchers: Launchers) -> RunStatus:
@@ -132,7 +135,7 @@ def status_of(
 
     Reads the records now, after the states were asked for: the record of a job that has ended since counts.
     """
-    decision = decide(run)
+    decision, summary = decide(run), summary_of(run)
     needed = {stage.name for stage in decision.stages}
     stages = _one_at_a_time(
         (
@@ -151,7 +154,8 @@ def status_of(
         submit_command=run.journal.submit_command(run.journal.submitted_as or "RUN_FILE"),
         refused=str(decision.refused or ""),
         training=_latest_metrics(run, stages),
-        training_summary=summary_of(run),
+        goodput=summary.goodput if summary else (held.goodput if (held := _held(run)) else None),
+        training_summary=summary,
         evaluations=evaluations(run),
         note=note,
     )
@@ -269,6 +273,13 @@ def _latest_metrics(run: Run, stages: tuple[StageStatus, ...]) -> LatestMetrics 
         reward_accuracy=row.get("rewards/accuracies"),
         reward=row.get("reward"),
     )
+
+
+def _held(run: Run) -> Held | None:
+    try:
+        return holdings.read(run.journal)
+    except OSError:  # of a log: the state is known without it
+        return None
 
 
 def list_runs(root: Path, launchers: Launchers) -> list[RunStatus]:

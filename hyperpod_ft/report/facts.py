@@ -45,31 +45,6 @@ def _held(held: Accelerators | None) -> tuple[str, str, str]:
     return ("Training held", hours, "") if held.cost is None else ("Training cost", f"{held.cost:,.2f}", hours)
 
 
-def idle(report: RunReport) -> list[tuple[str, float]]:
-    """What training's nodes did besides training, and the seconds of each, longest first."""
-    names = {
-        "starting": "starting: node checks, ranks, model and data",
-        "lost": "steps that a restart lost",
-        "restarting": "between attempts",
-        "ending": "last checkpoint and ending",
-    }
-    totals: dict[str, float] = {}
-    for span in report.timeline:
-        if span.stage == "train" and span.activity in names:
-            totals[span.activity] = totals.get(span.activity, 0.0) + span.end - span.start
-    return [(names[activity], seconds) for activity, seconds in sorted(totals.items(), key=lambda item: -item[1])]
-
-
-def waiting(report: RunReport) -> float:
-    """Seconds in which no job of the run had started, or all that had started were over: time in the queue."""
-    busy = sorted((span.start, span.end) for span in report.timeline if span.activity != "waiting")
-    covered, reached = 0.0, 0.0
-    for start, stop in busy:
-        covered += max(0.0, stop - max(start, reached))
-        reached = max(reached, stop)
-    return report.seconds - covered
-
-
 def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
     """Counts of rows and tokens: labels and values."""
     facts = report.dataset

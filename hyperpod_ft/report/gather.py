@@ -19,7 +19,7 @@ from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.results import expert_load, places, sampled_answers, usage
+from hyperpod_ft.runs.results import expert_load, holdings, places, sampled_answers, usage
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
@@ -69,6 +69,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         timeline=spans,
         stages=_stages(run.plan, records, status),
         accelerators=_accelerators(run, spans),
+        held=holdings.read(run.journal),
         expert_load=expert_load.read(facts),
         dataset=_dataset(records),
         shown=shown.read(run.paths.dataset_path) if "dataset" in records else (),
@@ -191,16 +192,13 @@ def _stages(plan: Plan, records: Mapping[str, Record], status: RunStatus | None)
 
 
 def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | None:
-    held = [span for span in spans if span.stage == "train" and span.activity != "waiting"]
-    if not held:
+    if not any(span.stage == "train" and span.activity != "waiting" for span in spans):
         return None
     of_attempts = usage.read(run.paths)
     most = of_attempts or [usage.beginning(run)]
     return Accelerators(
         nodes=max(attempt.nodes for attempt in most),
         devices=max(attempt.accelerators for attempt in most),
-        held_seconds=sum(span.end - span.start for span in held),
-        training_seconds=sum(span.end - span.start for span in held if span.activity == "training"),
         node_hours=usage.node_hours(of_attempts),
         cost=usage.cost(run.config, of_attempts),
     )

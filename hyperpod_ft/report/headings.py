@@ -114,10 +114,8 @@ def speed(report: RunReport) -> str:
 def timeline(report: RunReport) -> str:
     """How long the run took, and how much of what training held was used."""
     parts = [f"{'The run took' if report.state == 'done' else 'So far'} {duration(report.seconds)}"]
-    held = report.accelerators
-    if held and held.held_seconds:
-        share = held.training_seconds / held.held_seconds
-        time = f"{duration(held.held_seconds)}, {percent(share)} of it in steps that count"
+    if report.held and report.accelerators:
+        time = f"{duration(report.held.seconds)}, goodput {percent(report.held.goodput)}"
         parts.append(f"training held {_hardware(report)} for {time}")
     if report.resume_points:
         lost = sum(point.lost_steps for point in report.resume_points)

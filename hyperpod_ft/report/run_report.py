@@ -10,6 +10,7 @@ from hyperpod_ft.report.numbers import last_known
 from hyperpod_ft.runs.jobs import Submission
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.results.expert_load import Loads
+from hyperpod_ft.runs.results.goodput import Held
 from hyperpod_ft.runs.results.places import StepPlace
 from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import Samples
@@ -67,8 +68,6 @@ class Accelerators:
 
     nodes: int  # the most of an attempt
     devices: int  # accelerators on all nodes, the same; 0 where there are none
-    held_seconds: float  # from the start of each of its jobs to its end
-    training_seconds: float  # of these, in steps that the tuned model is made of, validation and checkpoints included
     node_hours: float  # that `cost` is computed from; of the stage program in each attempt, not of its whole job
     cost: float | None
 
@@ -94,6 +93,7 @@ class RunReport:
     timeline: Sequence[TimelineSpan]
     stages: Sequence[StageSummary]
     accelerators: Accelerators | None
+    held: Held | None  # what they were held for
     expert_load: tuple[Loads, Loads]  # of a mixture, in the first and the last step
     dataset: Mapping[str, Any]  # facts of stage dataset
     shown: Sequence[ShownExample]  # examples of its rows, token by token

@@ -11,6 +11,8 @@ import signal
 from pathlib import Path
 
 JOB_ID = "HYPERPOD_FT_JOB_ID"
+# When the job's script began: ISO 8601, UTC, whole seconds. A job that Slurm requeues begins again.
+JOB_BEGAN = "HYPERPOD_FT_JOB_BEGAN"
 # Set where a job has an interpreter of its own, such as a container's, which its stages use instead of the run's.
 PYTHON = "HYPERPOD_FT_PYTHON"
 # How many nodes a job has that may have fewer than its run wants.

@@ -55,7 +55,7 @@ from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import with_adapter
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import first_changed
-from hyperpod_ft.runs.results import places, usage
+from hyperpod_ft.runs.results import holdings, places, usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
@@ -105,7 +105,7 @@ def _run_rank_0(ranks: Ranks) -> None:
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
         return stage.Result(
             (trained.checkpoint, run.paths.metrics_path),
-            trained.facts | graphs | restarted | ran | usage.totals(run),
+            trained.facts | graphs | restarted | ran | usage.totals(run) | _held(run),
             sha256=description.digests(trained.checkpoint),
         )
 
@@ -119,6 +119,14 @@ def _run_rank_0(ranks: Ranks) -> None:
         if not ranks.store.check([_LAYOUT]):
             ranks.store.set(_LAYOUT, "")
         ranks.store.set(_REPORTED, "yes")
+
+
+def _held(run: Run) -> dict[str, Any]:
+    """What nodes were held for until now; nothing if a file that others write cannot be read: the training is done."""
+    with contextlib.suppress(UserError, OSError):
+        if held := holdings.read(run.journal):
+            return {"goodput": round(held.goodput, 4), "held": asdict(held)}
+    return {}
 
 
 def _run_other_rank(run: Run, ranks: Ranks) -> None:

@@ -7,6 +7,7 @@ tests/pages/test_first_pages.py.
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.results import places
 from hyperpod_ft.runs.run import Run
 from tests.programs import write_program
@@ -304,6 +306,16 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     assert ": SIGKILL at step " in record.facts["restarts"][0]["reason"]
     saved = record.facts["restarts"][1]
     assert saved["checkpoint"] == saved["step"] == record.facts["resumed_from"][-1], "notice cost no step"
+    # all of the time that Slurm gave the job is accounted for, and the crash has its part
+    status = head.status()
+    log, marker = (of("train", record.job_id) for of in (run.paths.log, run.paths.exit_marker))
+    begun, again = (unix_time(time) for time in re.findall(r"^== train job \d+ on \S+, (\S+)$", log.read_text(), re.M))
+    given = unix_time(saved["time"]) - begun + marker.stat().st_mtime - again
+    parts, (crash, *_) = status["held"]["parts"], status["held"]["lost"]
+    used = sum(parts.values()) + sum(lost["node_seconds"] for lost in status["held"]["lost"])
+    assert used == pytest.approx(given, abs=1) and parts["other"] < 2
+    assert crash["reason"] == record.facts["restarts"][0]["reason"] and crash["node_seconds"] > 0
+    assert f"{status['goodput']:.0%}" in head("list", str(shared))
     # neither the crash nor the requeued job left a gap in the tracker, or a step that is there twice
     assert losses(run) == [(row["step"], pytest.approx(row["loss"])) for row in metrics(directory)]
 

@@ -307,6 +307,10 @@ def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jo
     said = trl_jobs.train(killed)
     assert "from step 4\n" in said and curve(killed) == curve(undisturbed)
     assert [row["step"] for row in metrics(killed)] == list(range(1, 13))
+    record = killed.journal.record("train")
+    assert record is not None
+    parts = record.facts["held"]["parts"]
+    assert min(parts[part] for part in ("start", "step", "save")) > 0 and record.facts["goodput"] < 1
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

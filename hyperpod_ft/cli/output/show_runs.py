@@ -213,7 +213,8 @@ def training_progress(current: RunStatus) -> str:
     mfu = f"  MFU {training.mfu:.1%}" if training.mfu is not None else ""
     preferred = f"  rewards/accuracies {training.reward_accuracy:.1%}" if training.reward_accuracy is not None else ""
     preferred += f"  reward {training.reward:.4f}" if training.reward is not None else ""
-    return f"step {training.step}{total}  loss {training.loss:.4f}{preferred}{rate}{mfu}"
+    goodput = f"  goodput {current.goodput:.0%}" if current.goodput is not None else ""
+    return f"step {training.step}{total}  loss {training.loss:.4f}{preferred}{rate}{mfu}{goodput}"
 
 
 def advice(current: RunStatus) -> None:
@@ -286,12 +287,13 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
         print(f"no runs below {root}")
         return
     print(f"runs below {root}, each in runs/NAME/ID:")
-    listed = table("run", "state", "loss", "submitted")
+    listed = table("run", "state", "loss", "goodput", "submitted")
     for current in statuses:
         listed.add_row(
             Text(f"{current.name}/{Path(current.directory).name}"),
             Text(current.state, STATE_STYLES.get(current.state, "")),
             "" if current.loss is None else f"{current.loss:.4f}",
+            "" if current.goodput is None else f"{current.goodput:.0%}",
             current.submitted,
         )
     console().print(listed)

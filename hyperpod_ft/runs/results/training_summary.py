@@ -55,6 +55,7 @@ class TrainingSummary:
     precompile_seconds: Annotated[float | None, _Line("precompile, minutes", _minutes)]  # in no other field
     attempts: Annotated[int | None, _Line("attempts", "{:,.0f}".format)]
     node_hours: Annotated[float | None, _Line("node-hours", "{:,.3f}".format)]
+    goodput: Annotated[float | None, _Line("goodput", "{:.0%}".format)]  # 0 to 1
     accelerator_hours: Annotated[float | None, _Line("accelerator-hours", "{:,.2f}".format)]
     cost: Annotated[float | None, _Line("cost", "{:,.2f}".format)]
     first_loss: Annotated[float | None, _Line("base loss, first step", "{:.4f}".format)]
@@ -199,6 +200,7 @@ def line(training: TrainingSummary) -> str:
         ("mfu", "MFU {}"),
         ("seconds_per_step", "{} s/step"),
         ("seconds", "{} min"),
+        ("goodput", "goodput {}"),
         ("accelerator_hours", "{} accelerator-hours"),
         ("cost", "cost {}"),
     )

@@ -2,7 +2,7 @@
 
 Unlike the progress in checkpoints, it includes the time whose steps were lost, since that is billed too. An attempt
 begins when its stage starts to work, some seconds after its job; the end of one that was killed is known to within
-`_EVERY_SECONDS`.
+`_EVERY_SECONDS`, and that a checkpoint was begun to within `_LOOKS_EVERY_SECONDS`.
 """
 
 import contextlib
@@ -11,21 +11,25 @@ import platform
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from hyperpod_ft import publish
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.heartbeat import Phase
+from hyperpod_ft.runs.job_files import JOB_BEGAN
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import UtcTime, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 
 _EVERY_SECONDS = 15.0
+_LOOKS_EVERY_SECONDS = 1.0
 # Some words that a terminal can show: the run may be another user's. A file with others counts as damaged.
 Words = Annotated[str, Field(pattern=r"^\P{C}{0,100}$")]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Usage:
 
     job_id: str
     started: UtcTime
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    seconds: Seconds
     nodes: Annotated[int, Field(ge=0)]
     accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
     instance_type: Words
@@ -43,6 +47,9 @@ class Usage:
     micro_batch_size: Annotated[int, Field(ge=1)]
     host: Words  # of rank 0
     price_per_node_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    job_began: UtcTime | None = None  # this time; None: not known
+    phases: dict[Phase, Seconds] = field(default_factory=dict)  # of rank 0
+    reached: tuple[tuple[int, Seconds], ...] = ()  # as `heartbeat.Spent` has it
 
 
 _USAGE = TypeAdapter(Usage)
@@ -63,6 +70,7 @@ def beginning(run: Run) -> Usage:
         micro_batch_size=run.config.training.micro_batch_size,
         host=platform.node(),
         price_per_node_hour=cluster.price_per_node_hour,
+        job_began=os.environ.get(JOB_BEGAN),
     )
 
 
@@ -72,16 +80,24 @@ def recording_usage(run: Run) -> Iterator[None]:
     begun, clock = beginning(run), time.monotonic()
     path = run.paths.usage_path / f"{begun.started.replace(':', '')}-{os.getpid()}.json"
     ended = threading.Event()
+    heartbeat.count()
 
     def write() -> None:
-        seconds = round(time.monotonic() - clock, 3)
+        spent, now = heartbeat.spent(), time.monotonic()
+        phases = {phase: round(seconds, 3) for phase, seconds in spent.until(now).items()}
+        reached = tuple((step, round(seconds, 3)) for step, seconds in spent.reached)
+        known = replace(begun, seconds=round(now - clock, 3), phases=phases, reached=reached)
         # a full volume is reported by what the training itself writes
         with contextlib.suppress(OSError):
-            publish.write_json(path, asdict(replace(begun, seconds=seconds)))
+            publish.write_json(path, asdict(known))
 
     def keep() -> None:
-        while not ended.wait(_EVERY_SECONDS):
-            write()
+        written, due = heartbeat.spent().reached, clock + _EVERY_SECONDS
+        while not ended.wait(min(_EVERY_SECONDS, _LOOKS_EVERY_SECONDS)):
+            reached, now = heartbeat.spent().reached, time.monotonic()
+            if reached != written or now >= due:
+                write()
+                written, due = reached, now + _EVERY_SECONDS
 
     write()
     keeper = threading.Thread(target=keep, name="usage", daemon=True)

@@ -10,6 +10,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.inspection.shown import ShownDocument, ShownExample, ShownToken
+from hyperpod_ft.heartbeat import Phase
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.job_files import banner
@@ -74,8 +75,16 @@ def recorded_run(base: Path, steps: int = 100, prompt: str = "What is up?", **ov
     publish.write_text(run.paths.metrics_path, "".join(rows))
     crash = Attempt("5", at(40), 1, False, (NodeFailure("a", 1, 137, 0.0),), 0, 0, checkpoint, checkpoint + 5)
     attempts.add(run.paths, "train", crash)
-    for started, seconds in ((10, 25.0), (50, 40.0)):
-        attempt = Usage("5", at(started), seconds, 1, 0, "local", "dp 1 x tp 1", 1, 1, "a", None)
+    phases: tuple[dict[Phase, float], ...] = (
+        {"start": 5.0, "step": 20.0},
+        {"start": 10.0, "step": 20.0, "validation": 3.0, "save": 5.0, "end": 2.0},
+    )
+    for started, spent, reached in (
+        (10, phases[0], ((0, 0.0), (checkpoint, 18.0))),
+        (50, phases[1], ((checkpoint, 0.0),)),
+    ):
+        ran = (1, 0, "local", "dp 1 x tp 1", 1, 1, "a", None)
+        attempt = Usage("5", at(started), sum(spent.values()), *ran, at(5), spent, reached)
         publish.write_json(run.paths.usage_path / f"{started}.json", asdict(attempt))
     _samples(prompt).write(run.paths.samples_path)
     run.paths.dataset_path.mkdir(parents=True)

@@ -27,6 +27,7 @@ from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results import sampled_answers, usage
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
+from hyperpod_ft.runs.results.goodput import Lost
 from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
@@ -45,16 +46,21 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     (point,) = report.resume_points
     assert (point.step, point.seconds, point.lost_steps) == (60, 18.0, 5)
     assert point.reason == "rank 1: SIGKILL at step 65"
-    held = report.accelerators
-    assert held is not None
+    held = report.held
+    assert held is not None and report.accelerators is not None
     training = [(span.start, span.end) for span in report.timeline if span.activity == "training"]
     assert [(round(start), round(end)) for start, end in training] == [(15, 35), (60, 80)]
-    assert held.training_seconds == pytest.approx(sum(end - start for start, end in training))
-    assert held.held_seconds == pytest.approx(87.0), "from the job's start to its end"
-    assert held.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
-    seconds = dict(facts.idle(report))
-    assert sum(seconds.values()) == pytest.approx(held.held_seconds - held.training_seconds)
-    assert "1 restart, 5 steps trained again" in headings.timeline(report)
+    assert held.node_seconds == held.seconds == pytest.approx(87.0), "from the job's start to its end"
+    assert held.parts == {
+        **{"step": 38.0, "start": 30.0, "validation": 3.0, "save": 5.0, "end": 4.0},
+        **{"waiting": 0.0, "other": 0.0},
+    }
+    assert held.lost == [Lost("rank 1: SIGKILL at step 65", 7.0)], "with the time until that was noticed"
+    assert held.pending == 0.0, "its job has only waited for other stages"
+    assert report.accelerators.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
+    assert "held 1 node for 1 min 27 s, goodput 44%; 1 restart, 5 steps trained again" in headings.timeline(report)
+    page = " ".join(report_page([report]).split())
+    assert "steps that count 44%; starting and loading 34%; a restart (rank 1: SIGKILL at step 65) 8.0%;" in page
 
 
 def test_a_change_of_place_is_marked(tmp_path: Path) -> None:
