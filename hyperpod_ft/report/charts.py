@@ -140,9 +140,10 @@ def _rewards(report: RunReport) -> Chart | None:
 
 def _slowest_ranks(report: RunReport) -> Chart | None:
     """How much longer than others the slowest rank worked; the places that were it most often have their colors."""
-    named = [place for place, _ in Counter(row.place for row in report.slowest_ranks).most_common(_COLORS - 1)]
+    by_step = {row.step: row for row in report.slowest_ranks}  # the last one, after a restart
+    named = [place for place, _ in Counter(row.place for row in by_step.values()).most_common(_COLORS - 1)]
     rows: dict[str, list[SlowestRank]] = {}
-    for row in report.slowest_ranks:
+    for _, row in sorted(by_step.items()):
         rows.setdefault(row.place if row.place in named else "any other", []).append(row)
     series = []
     for color, (label, found) in enumerate(rows.items(), 1):
