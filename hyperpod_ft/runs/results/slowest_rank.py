@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -92,16 +93,19 @@ def read(path: Path) -> list[SlowestRank]:
 
 
 def add(path: Path, row: SlowestRank) -> bool:
-    """Add the row, if it is due. Returns whether it is the first of its job that says that its place is slow."""
+    """Add the row, if it is due. Returns whether it is the one that shows its place to be slow, first in its job."""
     rows = read(path)
-    named = {each.place for each in rows if each.job_id == row.job_id and each.is_slow}
-    is_news = row.is_slow and row.place not in named
-    if is_news or not rows or not 0 <= row.step - rows[-1].step < row.step // _SHARE:
-        with path.open("ab") as stream:
-            stream.write(_ROW.dump_json(row) + b"\n")
-    return is_news
+    if rows and 0 <= row.step - rows[-1].step < row.step // _SHARE:
+        return False
+    with path.open("ab") as stream:
+        stream.write(_ROW.dump_json(row) + b"\n")
+    of_job = [each for each in rows if each.job_id == row.job_id]
+    return len(slow([*of_job, row])) > len(slow(of_job))
 
 
 def slow(rows: Sequence[SlowestRank]) -> tuple[SlowestRank, ...]:
-    """The newest row of each place that was slow."""
-    return tuple({row.place: row for row in rows if row.is_slow}.values())
+    """The newest row of each place that was slow in two rows on end: on a busy machine, one alone may be chance."""
+    found = {
+        row.place: row for before, row in pairwise(rows) if before.is_slow and row.is_slow and before.place == row.place
+    }
+    return tuple(found.values())

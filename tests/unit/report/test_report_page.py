@@ -77,7 +77,7 @@ def test_the_slowest_rank_has_a_chart_and_is_named(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
     assert "slowest_rank" not in {chart.name for chart in charts([gather(run)])}
     rows = [SlowestRank("5", 50 * number, 8 * (number % 9), f"node{number % 9}", True, 1.0, 1.0) for number in range(9)]
-    rows += [replace(rows[0], step=450), replace(rows[2], step=500, seconds=1.5)]
+    rows += [replace(rows[0], step=450), *(replace(rows[2], step=step, seconds=1.5) for step in (500, 525))]
     rows += [replace(rows[0], step=425), replace(rows[0], step=450)]  # after a restart
     for row in rows:
         slowest_rank.add(run.paths.slowest_ranks, row)
@@ -89,9 +89,9 @@ def test_the_slowest_rank_has_a_chart_and_is_named(tmp_path: Path) -> None:
     assert [series["label"] for series in chart["series"]] == ["node0", *(f"node{n}" for n in range(1, 7)), "any other"]
     node0, _, node2, *_, other = chart["series"]
     assert (node0["x"]["step"], node0["y"]) == ([0, 425, 450], [0, 0, 0])
-    assert (node2["x"]["step"], node2["y"]) == ([100, 500], [0, 50])
+    assert (node2["x"]["step"], node2["y"]) == ([100, 500, 525], [0, 50, 50])
     assert other["x"]["step"] == [350, 400]
-    assert f"Seen while it trained: {report.slow_ranks[0]}" in page and "rank 16 on node2 is slow: " in page
+    assert f"Seen while it trained: {report.slow_ranks[0]}." in page and "rank 16 on node2 is slow: " in page
 
 
 def test_headings_say_what_was_found(tmp_path: Path) -> None:

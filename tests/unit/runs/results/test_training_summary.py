@@ -96,7 +96,8 @@ def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.
     current = status(run, Launchers())
     assert [place.step for place in current.places] == [1, 3]
     slow = SlowestRank("7", 3, 0, "node1", True, 1.2, 1.0)
-    slowest_rank.add(run.paths.slowest_ranks, slow)
+    for step in (2, 3):
+        slowest_rank.add(run.paths.slowest_ranks, replace(slow, step=step))
     current = status(run, Launchers())
     show_runs.status(current)
     said = "trained on 2 x trn1.32xlarge (dp 8 x tp 8), from step 3: 1 x trn1.32xlarge (dp 4 x tp 8)\n"
