@@ -1,9 +1,10 @@
 """How far a rank is, in memory that the watch of its node reads (job/watch.py), and what a rank says of itself.
 
 The watch makes a file in memory for each rank of its node. At its beginning is the rank's `Beat`: to renew it costs a
-rank no system call. From `_TEXT` on are the rank's answers: on `ASK`, faulthandler writes the stacks of all threads,
-even while Python waits in C. A thread then writes the collectives that torch's flight recorder has, `Collectives`, from
-`_COLLECTIVES` on, and last how long they are.
+rank no system call. Then comes how long it worked in its last steps, if it counts that, which costs two in each step.
+From `_TEXT` on are the rank's answers: on `ASK`, faulthandler writes the stacks of all threads, even while Python waits
+in C. A thread then writes the collectives that torch's flight recorder has, `Collectives`, from `_COLLECTIVES` on, and
+last how long they are.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import json
 import mmap
 import os
 import signal
+import statistics
 import struct
 import sys
 import threading
@@ -30,6 +32,8 @@ _COLLECTIVES, _TEXT = 4096, 1 << 24  # what is not written takes no memory
 _BEAT, _ASKED = struct.Struct("=qqqdd"), 64
 _LENGTH, _LENGTH_AT = struct.Struct("=q"), 72
 _SAVES = 8  # that `Spent` tells of
+STEPS = 50  # whose work is kept
+_WORK, _OF_STEP, _WORK_AT = struct.Struct(f"={STEPS}d"), struct.Struct("=d"), 128
 
 Phase = Literal["start", "step", "validation", "save", "end", "waiting"]
 """What a rank does. `start`: all before its first step; `end`: all after the last; `waiting`: for another job, which
@@ -91,6 +95,8 @@ class _Own:
         self.beat = Beat()
         self.since = 0.0  # when the step or phase began
         self.spent = Spent("start", 0.0, {})
+        self.worked = 0.0  # seconds until then
+        self.schedstat: int | None = None  # a descriptor, see `_worked`; None if this rank does not count its work
         self.memory: mmap.mmap | None = None  # None if this rank is not watched
 
 
@@ -111,13 +117,38 @@ def begin() -> None:
     beat()
 
 
+def count_work() -> None:
+    """From now on, say how long the calling thread, which beats, works in each step, where Linux knows it.
+
+    All ranks wait for the slowest one, so a step takes each of them equally long. A rank that waits for others sleeps.
+    What tells ranks apart is the time on a CPU, and in the queue for one, where another process may keep a rank.
+    """
+    if _own.memory is not None:
+        with contextlib.suppress(OSError):
+            _own.schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+
+def _worked(schedstat: int) -> float:
+    """Seconds that this thread has been on a CPU or in the queue for one: the second number there, in nanoseconds.
+
+    The first one is the time on a CPU, but up to a tick of the scheduler old, which may be as long as a step.
+    """
+    return (time.thread_time_ns() + int(os.pread(schedstat, 64, 0).split()[1])) * 1e-9
+
+
 def beat(phase: Phase | None = None, step: int | None = None) -> None:
     """Show progress, in the present phase and step unless others are given."""
     before, now = _own.beat, time.monotonic()
-    last = now - _own.since if step is not None and before.phase == "step" else before.last
+    ends_step = step is not None and before.phase == "step"
+    last = now - _own.since if ends_step else before.last
     if phase or step is not None:
         _own.since = now
         _own.spent = _own.spent.then(phase or before.phase, before.step if step is None else step, now)
+        if _own.memory is not None and _own.schedstat is not None:
+            worked = _worked(_own.schedstat)
+            if step is not None and ends_step:
+                _OF_STEP.pack_into(_own.memory, _WORK_AT + step % STEPS * _OF_STEP.size, worked - _own.worked)
+            _own.worked = worked
     beat = _own.beat = Beat(before.pid, phase or before.phase, before.step if step is None else step, now, last)
     if _own.memory is not None:
         _BEAT.pack_into(_own.memory, 0, beat.pid, PHASES.index(beat.phase), beat.step, beat.time, beat.last)
@@ -177,6 +208,11 @@ class WatchedRank:
     def beat(self) -> Beat:
         pid, phase, *others = _BEAT.unpack_from(self._memory)
         return Beat(pid, PHASES[phase], *others)
+
+    def work(self) -> float:
+        """The median seconds that it worked in a step, of the last `STEPS`, see `count_work`; 0: not known."""
+        steps = _WORK.unpack_from(self._memory, _WORK_AT)
+        return statistics.median(steps) if all(steps) else 0.0
 
     def running(self) -> int:
         """The rank's pid; 0: it has not begun, or has ended. Its pid may then be another process's."""

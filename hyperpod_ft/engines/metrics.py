@@ -84,6 +84,10 @@ class MetricsLog:
     ) -> None:
         self._task, self._path, self._every = task, task.metrics_path, task.config.training.log_every_steps
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
+        # an accelerator's work leaves no trace in the time of a CPU, and the parts of a model may differ
+        degrees = task.layout.degrees
+        if not task.config.instance.has_accelerators and degrees.pipeline_parallel == degrees.expert_parallel == 1:
+            heartbeat.count_work()
         heartbeat.beat("step", progress.step)
         self._begun_at = self._progress_at = time.monotonic()
         self._begun_step = progress.step

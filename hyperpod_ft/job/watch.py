@@ -3,7 +3,8 @@
 A thread of each node's torchrun looks once a second at how far its ranks are (heartbeat.py), and tells the first node,
 through torchrun's store. Ranks wait for each other all the time, so one that waits proves nothing: the job hangs when
 no rank makes progress. Then each node asks its ranks for their stacks and collectives, and the first names the rank
-that the others wait for, reports it to the supervisor as a failure, and has all nodes kill their ranks.
+that the others wait for, reports it to the supervisor as a failure, and has all nodes kill their ranks. Ranks that are
+slow are only named.
 
 What progress is depends on the phase. The first step compiles, and so does the first batch of a validation. After them,
 progress is the next one, or a compiler that computes in a process of its own: a wait for an accelerator may look like
@@ -17,7 +18,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,11 +27,13 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.heartbeat import FILES, Beat, Collectives, WatchedRank, let_beat
+from hyperpod_ft.heartbeat import FILES, STEPS, Beat, Collectives, WatchedRank, let_beat
 from hyperpod_ft.job.hang import STOPPED, RankState, suspect
 from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.processes import Consumption, descendants, signal_all, state, tree
-from hyperpod_ft.runs.job_files import KILLED_STATUS, hangs
+from hyperpod_ft.runs.job_files import KILLED_STATUS, hangs, slowest_ranks
+from hyperpod_ft.runs.jobs import own_job_id
+from hyperpod_ft.runs.results.slowest_rank import RankWork, SlowestRank, add, slowest
 
 # For tests: the seconds without progress that are a hang.
 LIMIT = "HYPERPOD_FT_HANG_SECONDS"
@@ -114,9 +117,42 @@ class RankProgress:
         return _GENEROUS * self._limit
 
 
-def _said(place: NodePlace, look: int, silent: float | None, limit: float) -> str:
-    """What a node says, another text at each look: for how long its ranks have been silent; None: none runs."""
-    return json.dumps({**asdict(place), "look": look, "silent": silent, "limit": limit})
+class SlowRanks:
+    """Which rank of a job works longest: on its first node. Keeps rows, and names each slow place once in the log."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self._path, self._step = slowest_ranks(run_directory), 0
+        self._adds: threading.Thread | None = None
+
+    def see(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """See what each node has said last; once in `STEPS` steps, something is made of it."""
+        step = min(node["step"] for node in nodes)
+        known = all(node["work"] and all(node["work"]) for node in nodes)
+        if not known or step < self._step + STEPS or (self._adds and self._adds.is_alive()):
+            return
+        self._step = step
+        of_nodes = [(node["node"], enumerate(node["work"], node["first_rank"])) for node in nodes]
+        ranks = [RankWork(rank, node, seconds) for node, works in of_nodes for rank, seconds in works]
+        if row := slowest(ranks, own_job_id(), step):
+            # the volume may be what hangs
+            self._adds = threading.Thread(target=self._add, args=(row,), daemon=True)
+            self._adds.start()
+
+    def _add(self, row: SlowestRank) -> None:
+        with suppress(OSError):
+            if add(self._path, row):
+                print(f"watch: {row}", file=sys.stderr, flush=True)
+
+
+def _said(
+    place: NodePlace, look: int, silent: float | None, limit: float, step: int = 0, work: Sequence[float] = ()
+) -> str:
+    """What a node says, another text at each look: for how long its ranks have been silent; None: none runs.
+
+    `step`: that all its ranks have done; `work`: of each, the seconds in a step.
+    """
+    said = {"look": look, "silent": silent, "limit": limit, "step": step, "work": work}
+    return json.dumps(asdict(place) | said)
 
 
 def _shortest(limits: Iterable[float]) -> float:
@@ -143,6 +179,7 @@ class Watch:
         self._unchanged = [0.0] * place.nodes
         self._heard = [False] * place.nodes  # whether it has said anything
         self._looks = 0
+        self._slow_ranks = SlowRanks(run_directory)
         self.found_hang = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -173,8 +210,10 @@ class Watch:
                 # more time has passed when this process was stopped too
                 elapsed, looked = min(now - looked, 2 * self._look_seconds), now
                 self._look(elapsed)
-                if self._place.number == 0 and self._hangs(elapsed):
-                    self._store.set("hang", "")
+                if self._place.number == 0 and (nodes := self._listen(elapsed)):
+                    self._slow_ranks.see(nodes)
+                    if self._hangs(nodes):
+                        self._store.set("hang", "")
                 if self._store.check(["hang"]):
                     self._end_hang()
                     return
@@ -197,7 +236,10 @@ class Watch:
         silent = min((progress.silent for progress in running), default=None)
         limit = _shortest(progress.limit for progress in running)
         self._looks += 1
-        self._store.set(f"said/{self._place.number}", _said(self._place, self._looks, silent, limit))
+        step = min((rank.beat().step for rank in self._ranks), default=0)
+        work = [rank.work() for rank in self._ranks]
+        said = _said(self._place, self._looks, silent, limit, step, work)
+        self._store.set(f"said/{self._place.number}", said)
 
     def _moved(self, number: int, pid: int) -> tuple[Consumption, Consumption]:
         """What the rank's processes, and those below it, consumed since the look before, if that was closer too.
@@ -210,8 +252,8 @@ class Watch:
         self._consumed[number] = now
         return now[0] - before[0], now[1] - before[1]
 
-    def _hangs(self, elapsed: float) -> bool:
-        """Whether the job does, as its nodes say: on the first node."""
+    def _listen(self, elapsed: float) -> list[dict[str, Any]]:
+        """What each node has said last; nothing before ranks are started. On the first node."""
         for number in range(self._place.nodes):
             if self._heard[number] or self._store.check([f"said/{number}"]):
                 self._heard[number] = True
@@ -222,10 +264,13 @@ class Watch:
                 place = NodePlace(name, number, self._place.nodes, number * len(self._ranks))
                 said = _said(place, 0, 0.0, LONGEST_SECONDS)
             else:
-                return False
+                return []
             self._unchanged[number] = self._unchanged[number] + elapsed if said == self._said[number] else 0.0
             self._said[number] = said
-        nodes = [json.loads(said) for said in self._said]
+        return [json.loads(said) for said in self._said]
+
+    def _hangs(self, nodes: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the job does, as its nodes say."""
         silent = [
             node["silent"] + unchanged
             for node, unchanged in zip(nodes, self._unchanged, strict=True)

@@ -91,6 +91,7 @@ def _results(paths: RunPaths, stages: Collection[str]) -> tuple[Path, ...]:
         paths.checkpoints,
         paths.metrics_path,
         paths.usage_path,
+        paths.slowest_ranks,
         paths.restarts_path("train"),
         paths.reference_log_probabilities,
         paths.tracking,  # in trackers, it is another run

@@ -18,11 +18,12 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.references import all_runs
-from hyperpod_ft.runs.results import holdings, metrics, places
+from hyperpod_ft.runs.results import holdings, metrics, places, slowest_rank
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.goodput import Held
 from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.results.places import StepPlace
+from hyperpod_ft.runs.results.slowest_rank import SlowestRank
 from hyperpod_ft.runs.results.training_summary import TrainingSummary, steps, summary_of
 from hyperpod_ft.runs.run import Run
 
@@ -74,6 +75,7 @@ class RunStatus:
     refused: str = ""  # why neither `submit` nor `resume` trains it again unasked
     training: LatestMetrics | None = None  # until it is done
     places: tuple[StepPlace, ...] = ()  # where its steps ran; only where a single run was asked for
+    slow_ranks: tuple[SlowestRank, ...] = ()  # likewise
     goodput: float | None = None  # 0 to 1; once trained, until its record was written
     held: Held | None = None  # what its nodes were held for; only where a single run was asked for
     training_summary: TrainingSummary | None = None  # once trained
@@ -108,9 +110,11 @@ class RunStatus:
 def status(run: Run, launchers: Launchers) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
     ran: tuple[StepPlace, ...] = ()
+    slow: tuple[SlowestRank, ...] = ()
     with contextlib.suppress(OSError):  # of the rows: the state is known without them
         ran = places.read(run.paths)
-    return replace(_status(run, launchers), places=ran, held=_held(run))
+        slow = slowest_rank.slow(slowest_rank.read(run.paths.slowest_ranks))
+    return replace(_status(run, launchers), places=ran, slow_ranks=slow, held=_held(run))
 
 
 def _status(run: Run, launchers: Launchers) -> RunStatus:

@@ -1,5 +1,6 @@
 """What the page's script draws: charts as plain data, few enough points to open at once."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -8,6 +9,7 @@ from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.results.expert_load import DEAD, LARGEST
 from hyperpod_ft.runs.results.metrics import OF_SOURCE
+from hyperpod_ft.runs.results.slowest_rank import SlowestRank
 
 POINTS = 24_000  # of all curves of a page together: about half a megabyte
 _MOST_POINTS = 2_000  # of one curve: more than a screen has pixels
@@ -93,6 +95,7 @@ def charts(reports: Sequence[RunReport]) -> list[Chart]:
     if len(reports) == 1:
         (report,) = reports
         found = [_loss(report), _losses_of_sources(report), _rewards(report), *_quantities(reports)]
+        found.append(_slowest_ranks(report))
         return [chart for chart in (*found, _timeline(report), _lengths(report)) if chart]
     return [chart for chart in (_losses(reports), _validation_losses(reports), *_quantities(reports)) if chart]
 
@@ -133,6 +136,22 @@ def _rewards(report: RunReport) -> Chart | None:
         for number, key in enumerate(keys)
     ]
     return _lines("rewards", "Reward by function, without its weight", [report], series)
+
+
+def _slowest_ranks(report: RunReport) -> Chart | None:
+    """How much longer than others the slowest rank worked; the places that were it most often have their colors."""
+    by_step = {row.step: row for row in report.slowest_ranks}  # the last one, after a restart
+    named = [place for place, _ in Counter(row.place for row in by_step.values()).most_common(_COLORS - 1)]
+    rows: dict[str, list[SlowestRank]] = {}
+    for _, row in sorted(by_step.items()):
+        rows.setdefault(row.place if row.place in named else "any other", []).append(row)
+    series = []
+    for color, (label, found) in enumerate(rows.items(), 1):
+        excess = [finite(100 * row.excess) for row in found]
+        kept = thinned(excess, _budget([report]))
+        x = {"step": [float(found[index].step) for index in kept]}
+        series.append(Series(label, color, "dots", x, [_rounded(excess[index]) for index in kept], len(excess)))
+    return _lines("slowest_rank", "Work of the slowest rank in a step, % above that of others", [report], series)
 
 
 def _of_sources(report: RunReport) -> list[str]:

@@ -19,7 +19,7 @@ from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.results import expert_load, holdings, places, sampled_answers, usage
+from hyperpod_ft.runs.results import expert_load, holdings, places, sampled_answers, slowest_rank, usage
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
@@ -66,6 +66,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         base_validation_loss=_base_validation_loss(facts, samples),
         resume_points=_resume_points(run.paths, facts, metrics),
         places=places.read(run.paths),
+        slowest_ranks=slowest_rank.read(run.paths.slowest_ranks),
         timeline=spans,
         stages=_stages(run.plan, records, status),
         accelerators=_accelerators(run, spans),

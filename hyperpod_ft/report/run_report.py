@@ -14,6 +14,7 @@ from hyperpod_ft.runs.results.goodput import Held
 from hyperpod_ft.runs.results.places import StepPlace
 from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.slowest_rank import SlowestRank, slow
 from hyperpod_ft.runs.results.training_summary import TrainingSummary
 
 Activity = Literal["waiting", "starting", "working", "training", "lost", "restarting", "ending"]
@@ -90,6 +91,7 @@ class RunReport:
     base_validation_loss: float | None
     resume_points: Sequence[ResumePoint]
     places: Sequence[StepPlace]  # where its steps ran
+    slowest_ranks: Sequence[SlowestRank]  # over time
     timeline: Sequence[TimelineSpan]
     stages: Sequence[StageSummary]
     accelerators: Accelerators | None
@@ -123,6 +125,10 @@ class RunReport:
     def mfu(self) -> float | None:
         """0 to 1, likewise."""
         return self.training_summary.mfu if self.training_summary else last_known(self.metrics.get("mfu", ()))
+
+    @property
+    def slow_ranks(self) -> Sequence[SlowestRank]:
+        return slow(self.slowest_ranks)
 
     @property
     def seconds(self) -> float:

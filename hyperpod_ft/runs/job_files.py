@@ -47,6 +47,11 @@ def hangs(run_directory: Path) -> Path:
     return run_directory / "logs" / "hangs"
 
 
+def slowest_ranks(run_directory: Path) -> Path:
+    """Which rank worked longest, one JSON object for some dozens of steps: see runs/results/slowest_rank.py."""
+    return run_directory / "slowest.jsonl"
+
+
 def banner(stage: str, job_id: str) -> str:
     """How the line begins that a stage's script prints first, and the supervisor before each restart."""
     return f"== {stage} job {job_id}"

@@ -90,6 +90,11 @@ class RunPaths(TrainingPaths):
         return self.directory / "attempts" / "usage"
 
     @property
+    def slowest_ranks(self) -> Path:
+        """Which rank worked longest in the steps of training, over time."""
+        return job_files.slowest_ranks(self.directory)
+
+    @property
     def adapter(self) -> Path:
         """The consolidated PEFT adapter (method lora)."""
         return self.directory / "adapter"

@@ -34,6 +34,7 @@ from hyperpod_ft.engines.batches import Batch, PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.metrics import MetricsLog
 from hyperpod_ft.job import torchrun as job_torchrun
+from hyperpod_ft.processes import die_with_parent
 from hyperpod_ft.runs import job_files
 from tests.forking import fork_module
 
@@ -127,10 +128,22 @@ def read_what_nobody_writes() -> None:
     PackedSplit.batch = read  # type: ignore[method-assign]
 
 
+def share_a_core() -> None:
+    """Stay on one core, which two other processes want all the time."""
+    rank = os.getpid()
+    os.sched_setaffinity(rank, {max(os.sched_getaffinity(rank))})
+    for _ in range(2):
+        if not os.fork():
+            die_with_parent(rank, signal.SIGKILL)
+            while True:
+                pass
+
+
 HANGS = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "deadlock": skip_a_collective,
     "read": read_what_nobody_writes,
+    "slow": share_a_core,
 }
 
 

@@ -179,6 +179,8 @@ def status(current: RunStatus) -> None:
         print(f"trained: {training_summary.line(current.training_summary)}")
     if changes := places.changes(current.places):
         print(f"trained on {current.places[0]}, {', '.join(changes)}")
+    for slow in current.slow_ranks:
+        print(slow)
     scores(current.evaluations)
     advice(current)
 

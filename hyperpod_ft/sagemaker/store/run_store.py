@@ -31,7 +31,7 @@ from hyperpod_ft.sagemaker.store.stored_checkpoints import recorded_name
 # What `status`, `logs`, `list`, `compare` and `report` read of a run directory, and a training job that continues
 # another. Not the page about the run: a browser runs what is in it, so each machine makes its own.
 # Of these, what a training writes while it is at work.
-_GROWING = ("metrics.jsonl", "sampled.json")
+_GROWING = ("metrics.jsonl", "sampled.json", "slowest.jsonl")
 _STATE_FILES = ("jobs.json", "samples.json", *_GROWING)
 _STATE_DIRECTORIES = ("attempts", "exits")
 _REFERENCE = "reference"
@@ -71,7 +71,7 @@ class RunStore:
         self._push([file for file in found if not file.name.startswith(".")], "state")
         if growing := [directory / name for name in _GROWING if (directory / name).exists()]:
             with tempfile.TemporaryDirectory(dir=directory, prefix=".pushing-") as held:
-                # copies: training appends to one, and replaces the other
+                # copies: training appends to them, or replaces them
                 copies = [Path(shutil.copy(file, held)) for file in growing]
                 trees.push(self._client, f"{self._url}/{self._directory}", Path(held), copies, "push metrics")
 

@@ -23,7 +23,8 @@ from hyperpod_ft.job.hang import RankState, suspect
 from hyperpod_ft.job.watch import NodePlace, RankProgress, Watch
 from hyperpod_ft.processes import Consumption, ProcessIdentity
 from hyperpod_ft.runs.attempts import NodeFailure
-from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, hangs
+from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, hangs, slowest_ranks
+from hyperpod_ft.runs.results import slowest_rank
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -42,11 +43,35 @@ def read():
     open(sys.argv[2])
 def gather():
     time.sleep(300)
+def work(seconds=0.001):
+    heartbeat.count_work()
+    for step in range(6, 1 << 30):
+        heartbeat.beat("step", step)
+        begun = time.thread_time()
+        while time.thread_time() < begun + seconds:
+            pass
+        time.sleep(0.015 - seconds)
+def toil():
+    work(0.014)
 def go_on():
     while True:
         heartbeat.beat("step", 6)
         time.sleep(0.01)
 globals()[sys.argv[1]]()
+"""
+COST = """
+import time
+from hyperpod_ft import heartbeat
+heartbeat.begin()
+heartbeat.count_work()
+heartbeat.beat("step", 0)
+costs = []
+for step in range(0, 2000, 100):
+    begun = time.thread_time()
+    for each in range(step, step + 100):
+        heartbeat.beat("step", each)
+    costs.append((time.thread_time() - begun) / 100)
+print(min(costs))
 """
 
 
@@ -172,6 +197,26 @@ def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
     nodes.start(2, "gather", "gather", "gather", "go_on")
     time.sleep(3)
     assert "hang" not in nodes.store.values
+
+
+def test_a_rank_of_another_node_that_works_longer(nodes: Nodes) -> None:
+    nodes.start(2, "work", "work", "work", "toil")
+    path = slowest_ranks(nodes.directory)
+    wait_for(lambda: slowest_rank.read(path))
+    (row,) = slowest_rank.read(path)
+    assert (row.rank, row.node, row.several_nodes, row.is_slow) == (3, "node2", True, True)
+    assert row.seconds > 0.016 and row.others > 0.001, "what they sleep is no work"
+    assert "hang" not in nodes.store.values
+
+
+def test_a_beat_costs_less_than_a_thousandth_of_a_short_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(heartbeat.FILES, "")
+    with closing(WatchedRank()) as rank:
+        heartbeat.let_beat([rank])
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "LOCAL_RANK": "0"}
+        done = subprocess.run([sys.executable, "-c", COST], env=environment, capture_output=True, text=True, check=True)
+        assert rank.work() > 0 and rank.beat().step == 1999
+    assert float(done.stdout) < 1e-5, "seconds"
 
 
 def test_imports_that_take_long_before_there_are_ranks(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -25,11 +26,12 @@ from hyperpod_ft.report.page import report_page, runs_page
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.results import sampled_answers, usage
+from hyperpod_ft.runs.results import sampled_answers, slowest_rank, usage
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.results.goodput import Lost
 from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
 from hyperpod_ft.runs.results.samples import RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.slowest_rank import SlowestRank
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
 
@@ -75,6 +77,27 @@ def test_a_change_of_place_is_marked(tmp_path: Path) -> None:
     assert restart.label.startswith("resumed from step 60")
     assert moved.label == "from step 61: 2 x local (dp 2 x tp 1)" and moved.x["step"] == 61.0
     assert set(moved.x) == set(restart.x)
+
+
+def test_the_slowest_rank_has_a_chart_and_is_named(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    assert "slowest_rank" not in {chart.name for chart in charts([gather(run)])}
+    rows = [SlowestRank("5", 50 * number, 8 * (number % 9), f"node{number % 9}", True, 1.0, 1.0) for number in range(9)]
+    rows += [replace(rows[0], step=450), *(replace(rows[2], step=step, seconds=1.5) for step in (500, 525))]
+    rows += [replace(rows[0], step=425), replace(rows[0], step=450)]  # after a restart
+    for row in rows:
+        slowest_rank.add(run.paths.slowest_ranks, row)
+    with run.paths.slowest_ranks.open("a") as stream:  # numbers whose quotient no float holds
+        stream.write(json.dumps(asdict(replace(rows[0], step=550, seconds=1e300, others=1e-300))) + "\n")
+    report = gather(run)
+    page = report_page([report])
+    chart: Any = data_of(page)["slowest_rank"]
+    assert [series["label"] for series in chart["series"]] == ["node0", *(f"node{n}" for n in range(1, 7)), "any other"]
+    node0, _, node2, *_, other = chart["series"]
+    assert (node0["x"]["step"], node0["y"]) == ([0, 425, 450], [0, 0, 0])
+    assert (node2["x"]["step"], node2["y"]) == ([100, 500, 525], [0, 50, 50])
+    assert other["x"]["step"] == [350, 400]
+    assert f"Seen while it trained: {report.slow_ranks[0]}." in page and "rank 16 on node2 is slow: " in page
 
 
 def test_headings_say_what_was_found(tmp_path: Path) -> None:

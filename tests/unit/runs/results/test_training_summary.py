@@ -15,8 +15,9 @@ from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, status
 from hyperpod_ft.runs.records import Record, unix_time, utc_now
-from hyperpod_ft.runs.results import places, training_summary, usage
+from hyperpod_ft.runs.results import places, slowest_rank, training_summary, usage
 from hyperpod_ft.runs.results.samples import AnswerCount
+from hyperpod_ft.runs.results.slowest_rank import SlowestRank
 from hyperpod_ft.runs.results.training_summary import steps
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
@@ -94,9 +95,13 @@ def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.
         stream.writelines(f"{json.dumps(row | {'step': row['step'] + 2, 'time': row['time'] + 3})}\n" for row in rows)
     current = status(run, Launchers())
     assert [place.step for place in current.places] == [1, 3]
+    slow = SlowestRank("7", 3, 0, "node1", True, 1.2, 1.0)
+    for step in (2, 3):
+        slowest_rank.add(run.paths.slowest_ranks, replace(slow, step=step))
+    current = status(run, Launchers())
     show_runs.status(current)
     said = "trained on 2 x trn1.32xlarge (dp 8 x tp 8), from step 3: 1 x trn1.32xlarge (dp 4 x tp 8)\n"
-    assert said in capsys.readouterr().out
+    assert f"{said}{slow}\n" in capsys.readouterr().out
     finish(run, "train", FACTS | {"places": [asdict(place) for place in current.places]})
     expected = "2 x trn1.32xlarge, from step 3: 1 x trn1.32xlarge (dp 4 x tp 8)"
     assert training_summary.require(run).instances == expected
@@ -107,7 +112,7 @@ def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.
     readable = status(run, Launchers())
     run.paths.metrics_path.unlink()
     run.paths.metrics_path.mkdir()
-    assert status(run, Launchers()) == replace(readable, places=())
+    assert status(run, Launchers()) == replace(readable, places=(), slow_ranks=())
 
 
 def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
