@@ -67,6 +67,16 @@ def pins(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def pin(memory: torch.Tensor, device: torch.device) -> None:
+    """Make host memory that another library has allocated as good for the device's copies as pinned memory.
+
+    Raises RuntimeError when the device's driver refuses.
+    """
+    if pins(device):
+        cudart = torch.cuda.cudart()
+        torch.cuda.check_error(int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+
+
 def compiles(training: Training, device: torch.device) -> bool:
     """Whether layers are compiled on this device."""
     return training.compiles(on_accelerator=device.type != "cpu")
