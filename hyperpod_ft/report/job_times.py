@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hyperpod_ft.report.timeline import AttemptTimes, JobTimes
 from hyperpod_ft.runs import attempts
@@ -50,11 +51,19 @@ def _times(
         started=started if started is None else max(started, submitted),
         ended=replaced if ended is None or ended < submitted else ended,
         work=work,
-        attempts=_attempts(journal.paths, job, metrics) if job.stage == "train" else (),
+        attempts=_attempts(journal.paths, job, record, metrics) if job.stage == "train" else (),
     )
 
 
-def _attempts(paths: RunPaths, job: Job, metrics: Mapping[str, Sequence[float | None]]) -> tuple[AttemptTimes, ...]:
+def resumed_from(facts: Mapping[str, Any]) -> list[int]:
+    """The steps that a training resumed from, by the facts of its record."""
+    found = facts.get("resumed_from")
+    return [step for step in found if isinstance(step, int)] if isinstance(found, list) else []
+
+
+def _attempts(
+    paths: RunPaths, job: Job, record: Record | None, metrics: Mapping[str, Sequence[float | None]]
+) -> tuple[AttemptTimes, ...]:
     known = [attempt for attempt in usage.read(paths) if attempt.job_id == job.job_id]
     history = [
         (unix_time(ended.time), ended) for ended in attempts.history(paths, "train") if ended.job_id == job.job_id
@@ -68,7 +77,8 @@ def _attempts(paths: RunPaths, job: Job, metrics: Mapping[str, Sequence[float | 
         lost, reason = 0, ""
         if match := next((one for one in history if started <= one[0] <= next_start), None):
             ended, restart = match
-            lost, reason = max(0, restart.step - restart.checkpoint), restart.reason
+            began = restart.next_began(resumed_from(record.facts) if record else ())
+            lost, reason = max(0, restart.step - began), restart.reason
         of_attempt = [
             (written, pace or 0.0) for written, pace in rows if written is not None and started <= written <= ended + 1
         ]
