@@ -30,7 +30,6 @@ if __name__ == "__main__":
     gc_pause.pause_collection()  # until the engine is imported, see _engine
 
 import contextlib
-import shutil
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -45,7 +44,6 @@ from hyperpod_ft.data import tokenizer
 from hyperpod_ft.data.images.reader import ImageReader, of_prompts
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.text import run_prompts
-from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
 from hyperpod_ft.engines.ranks import NO_TIMEOUT, Interrupted, Ranks, join_ranks
@@ -56,7 +54,7 @@ from hyperpod_ft.planning.layout import Layout
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import with_adapter
-from hyperpod_ft.runs.jobs import own_job_id
+from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import first_changed
 from hyperpod_ft.runs.results import places, usage
@@ -64,7 +62,6 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - in a directory of this user alone
 _LAYOUT = "hyperpod_ft/train/layout"  # store key: the layout with which training begins; empty when it does not
 _TRIAL = "--trial"
 _REPORTED = "hyperpod_ft/train/reported"  # store key: rank 0 has printed why it ends
@@ -104,7 +101,7 @@ def _run_rank_0(ranks: Ranks) -> None:
         check_prompts(run)
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
             _give_layout(layout, run.paths, ranks)
-            trained: TrainingResult = chosen.train(_task_here(run, layout, ranks), ranks)
+            trained: TrainingResult = chosen.train(_task_here(run, layout), ranks)
             heartbeat.beat("end")  # before the graphs are counted, and the usage is written
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
@@ -132,7 +129,7 @@ def _run_other_rank(run: Run, ranks: Ranks) -> None:
     if layout is None:
         return
     try:
-        _engine(run.config).train(_task_here(run, layout, ranks), ranks)
+        _engine(run.config).train(_task_here(run, layout), ranks)
     except UserError as error:
         _exit_for_user_error(error, ranks)
     except Interrupted as interrupted:
@@ -272,17 +269,10 @@ def training_task(run: Run, layout: Layout) -> TrainingTask:
     )
 
 
-def _task_here(run: Run, layout: Layout, ranks: Ranks) -> TrainingTask:
-    """The task on this node, with its memory for checkpoints, which only a restart of this job finds as it was left."""
-    task = training_task(run, layout)
-    if not run.config.training.memory_checkpoint_every_steps:
-        return task
-    host = this_host()
-    job = f"hyperpod-ft-{os.getuid()}-{text_sha256(f'{run.paths.directory} {own_job_id()}')[:12]}"
-    memory = MEMORY / job / host.name
-    if ranks.local_rank == 0 and host.is_first_start and not host.attempt:
-        shutil.rmtree(memory, ignore_errors=True)  # of a job of the same id: of another Slurm, or started by hand
-    return replace(task, memory=memory)
+def _task_here(run: Run, layout: Layout) -> TrainingTask:
+    """The task, with this node's memory for checkpoints, if the run wants them and a job can start the ranks again."""
+    task, wanted = training_task(run, layout), run.config.training.memory_checkpoint_every_steps
+    return replace(task, memory=this_host().memory(run.paths.directory)) if wanted and JOB_ID in os.environ else task
 
 
 def run() -> int:

@@ -1,6 +1,5 @@
 """Jobs of several ranks that are killed, stopped or misused, as on a cluster."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.localcluster.ports import reserve_ports
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.train import MEMORY
 from tests.training.conftest import Jobs, Launched, MakeRun, curve, metrics
 from tests.unit.small_volume import small_volume
 from tests.waiting import wait_for
@@ -56,34 +54,30 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
 def lose_a_node(run: Run, jobs: Jobs) -> None:
     """Train with two nodes, of which one is lost after step 5; its job goes on with another, and in another order."""
 
-    def start_on(*nodes: str, restarts: int) -> list[Launched]:
+    def start_on(*nodes: str) -> list[Launched]:
         ports = reserve_ports(1)
         with ports.lock:
-            return [start(jobs, run, ports.first, number, node, restarts) for number, node in enumerate(nodes)]
+            return [start(jobs, run, ports.first, number, node) for number, node in enumerate(nodes)]
 
     jobs.held_after = 5
-    started = start_on("node1", "node2", restarts=0)
+    started = start_on("node1", "node2")
     started[0].wait_for(lambda: run.paths.metrics_path.exists() and len(metrics(run)) == 5)
     (memory,) = memories(run)
+    assert memory.stat().st_mode & 0o777 == 0o700
     wait_for(lambda: len(list(memory.glob("*/rank-*.0.json"))) == 8, what="each node has its states, and the other's")
     for job in started:
         job.kill()
     shutil.rmtree(memory / "node2")
     jobs.held_after = 0
-    for job in (started := start_on("node3", "node1", restarts=1)):
+    for job in (started := start_on("node3", "node1")):
         assert job.wait() == 0, job.text()
     assert "train: step 4 is in the nodes' memory\n" in started[0].text()
     assert not memories(run)
 
 
-def start(jobs: Jobs, run: Run, port: int, number: int, node: str, restarts: int) -> Launched:
-    """The ranks of one of two nodes of a job, which Slurm has started again so many times."""
-    jobs.environment = {
-        "HYPERPOD_FT_JOB_ID": "7",
-        "SLURM_JOB_ID": "7",
-        "SLURM_RESTART_COUNT": str(restarts),
-        "SLURMD_NODENAME": node,
-    }
+def start(jobs: Jobs, run: Run, port: int, number: int, node: str) -> Launched:
+    """The ranks of one of two nodes of a job."""
+    jobs.environment = {"HYPERPOD_FT_JOB_ID": "7", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": node}
     meeting = ["--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
     program = ["-m", "hyperpod_ft.stages.train", str(run.paths.directory)]
     return jobs.start(1, ["forking_torchrun", "--nproc-per-node=2", *meeting, *program])
@@ -92,7 +86,7 @@ def start(jobs: Jobs, run: Run, port: int, number: int, node: str, restarts: int
 def memories(run: Run) -> list[Path]:
     """The directories that jobs of a run have in this machine's memory."""
     job = text_sha256(f"{run.paths.directory} 7")[:12]
-    return list(MEMORY.glob(f"hyperpod-ft-{os.getuid()}-{job}"))
+    return list(Path("/dev/shm").glob(f"hyperpod-ft-*-{job}"))
 
 
 def test_a_file_that_another_rank_wrote_is_damaged(make_run: MakeRun, jobs: Jobs) -> None:

@@ -94,7 +94,7 @@ class Training(Section):
     )
     memory_checkpoint_every_steps: PositiveInt | None = Field(
         None,
-        description="Steps between checkpoints in the memory of the nodes, fewer than save_every_steps (engine torch;"
+        description="Steps between checkpoints in the nodes' memory, fewer than save_every_steps (engine torch;"
         " docs/when-something-fails.md#memory-checkpoints).",
     )
     save_only_model: bool = Field(
