@@ -73,8 +73,9 @@ def pin(memory: torch.Tensor, device: torch.device) -> None:
     Raises RuntimeError when the device's driver refuses.
     """
     if pins(device):
-        cudart = torch.cuda.cudart()
-        torch.cuda.check_error(int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+        status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if status:
+            raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes: error {status}")
 
 
 def compiles(training: Training, device: torch.device) -> bool:
