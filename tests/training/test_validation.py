@@ -180,7 +180,7 @@ def test_interrupted_is_uninterrupted(make_validated: MakeRun, asynchronous: boo
     assert [again.facts[key] for key in same] == [first.facts[key] for key in same]
 
 
-def test_a_memory_checkpoint_needs_its_best_weights(
+def test_a_memory_checkpoint_needs_its_best_weights_and_its_rows(
     make_validated: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"training.keep_best": True, "training.memory_checkpoint_every_steps": 1}
@@ -196,12 +196,16 @@ def test_a_memory_checkpoint_needs_its_best_weights(
         if progress.step == 5:
             raise RuntimeError("crash")
 
+    logged: list[dict[str, Any]] = []
     with monkeypatch.context() as crashing:
         crashing.setattr(sanity, "check", crash)
-        for begun in (0, 4):
+        for rows, begun in ((0, 0), (5, 4), (3, 0)):
+            if rows < 5:  # they were lost
+                run.paths.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in logged[:rows]))
             with pytest.raises(RuntimeError, match="crash"):
                 trained()
             assert ("train: step 4 is in the nodes' memory\n" in capsys.readouterr().out) == (begun == 4)
+            logged = metrics(run)
     shutil.rmtree(run.paths.best_checkpoint)
     facts, said = trained()
     assert facts["resumed_from"] == [] and facts["best_step"] and "memory" not in said

@@ -18,6 +18,7 @@ from hyperpod_ft.engines.torch.memory_checkpoints import MemoryCheckpoint, Memor
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.results import metrics
 
 
 class TrainingState:
@@ -56,6 +57,8 @@ class TrainingState:
             state = self._exported() if training.save_only_model else self._tensors()
             self._checkpoints.save(self._task.checkpoint(progress.step), state, progress)
         if self._memory and not wanted and self._memory.is_due(progress.step):
+            if self._ranks.is_rank_0:
+                publish.fsync(self._task.metrics_path)  # the rows are not lost with this node
             self._memory.save(progress, self._tensors())
 
     def saves_after(self, step: int) -> bool:
@@ -105,22 +108,33 @@ class TrainingState:
         return replace(begun, resumed_from=(*begun.resumed_from, begun.step))
 
     def _newer_in_memory(self, step: int) -> MemoryCheckpoint | None:
-        """What the nodes have in memory after `step`, the volume's, unless a thread had not saved its best weights."""
+        """What the nodes have in memory after `step`, the volume's.
+
+        None if the volume lacks its best weights, which a thread had not saved, or the rows of its steps.
+        """
         found = self._memory.newest(step) if self._memory else None
-        if found and self._task.config.training.keep_best and (best := found.progress.best_step):
-            lacks_best = self.volume.leads and not self._has_best(best)
-            if any(self._ranks.gather("memory/best", lacks_best)):
+        if found:
+            lacks_best = self.volume.leads and not self._has_best(found.progress)
+            lacks_rows = self._ranks.is_rank_0 and not self._has_rows(found.progress)
+            if any(self._ranks.gather("memory/lacks", lacks_best or lacks_rows)):
                 return None
         if found and self._ranks.is_rank_0:
             print(f"train: step {found.progress.step} is in the nodes' memory", flush=True)
         return found
 
-    def _has_best(self, step: int) -> bool:
-        """Whether the best weights of `step` were saved, or later ones in their place, which training finds again."""
+    def _has_best(self, progress: TrainingProgress) -> bool:
+        """Whether the best weights so far were saved, or later ones in their place, which training finds again."""
+        if not self._task.config.training.keep_best or not progress.best_step:
+            return True
         try:
-            return description.read(self._task.best_checkpoint).step >= step
+            return description.read(self._task.best_checkpoint).step >= progress.best_step
         except UserError:
             return False
+
+    def _has_rows(self, progress: TrainingProgress) -> bool:
+        """Whether metrics.jsonl has the rows of all steps so far: those of a node that returns may have been lost."""
+        logged = progress.step - progress.step % self._task.config.training.log_every_steps
+        return metrics.last_step(self._task.metrics_path) >= logged
 
     def _has_generators(self, directory: Path) -> bool:
         """Whether a checkpoint has this rank's generators: it was written with the same degrees and kind of device."""
