@@ -45,9 +45,8 @@ _ALIGNMENT = 16  # of tensors in a file, in bytes: a multiple of every element's
 def node_memory(directory: Path | None, ranks: Ranks) -> Iterator[None]:
     """Have the node's directory for the block. After a crash it stays, for the ranks that the same job starts again.
 
-    Its parent is the job's. One rank of the node makes both, and removes what jobs of this user have left that did not
-    restart.
-    Raises UserError when they cannot be made, or are not this user's alone.
+    Its parent is the job's. One rank of the node makes both, and removes what other jobs of this user have left that
+    did not restart. Raises UserError when they cannot be made, or are not this user's alone.
     """
     if directory is None or ranks.local_rank:
         yield
@@ -91,7 +90,7 @@ def _lock(directory: Path, kind: int) -> int:
 
 def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):  # in a test, another node's may be beside it
+    with contextlib.suppress(OSError):  # where nodes are daemons on one machine, another's is beside it
         directory.parent.rmdir()
 
 
@@ -248,6 +247,7 @@ class MemoryCheckpoints:
             if self._ranks.rank == sender:
                 work += self._begun(dist.isend, self._memory(rank, slot), rank)
             elif self._ranks.rank == rank:
+                self._mark(rank, slot).unlink(missing_ok=True)
                 work += self._begun(dist.irecv, self._memory(rank, slot), sender)
         for each in work:
             each.wait()
