@@ -1,6 +1,6 @@
 """Seconds from a failure to the next new step, and the steps that it costs: two CPU ranks on a local Slurm.
 
-    python -m benchmarks.restarts [FAILURE...] [--rounds 3]
+    python -m benchmarks.restarts [FAILURE...] [--rounds 3] [--steps 12]
 
 A tiny model, so that what is measured is the restart. A lost node counts from when Slurm is told; on a real cluster,
 Slurm finds it after `SlurmdTimeout`.
@@ -10,13 +10,15 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from hyperpod_ft.localcluster import LocalCluster
 
 _SAVED_EVERY = 10  # steps
 _NODE = "node2"
+_MEMORY = "memory_checkpoint_every_steps"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Restart:
 
     seconds: float  # to the next new step
     steps: int  # that were trained again
+    # with memory checkpoints, before the failure: the time of the steps after one by that of others, medians
+    cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,15 +50,16 @@ class Site:
     cluster: LocalCluster
     directory: Path
 
-    def process(self, pattern: str) -> int:
-        """One of its jobs, which work in its directory, whose name or command line begins so."""
+    def processes(self, pattern: str) -> list[int]:
+        """Those of its jobs, which work in its directory, whose name or command line begins so."""
+        found = []
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 begins = re.search(f"^{pattern}", (process / "comm").read_text() + line, re.MULTILINE)
                 if begins and (process / "cwd").readlink() == self.directory:
-                    return int(process.name)
-        sys.exit(f"no process: {pattern}")
+                    found.append(int(process.name))
+        return found
 
     def lose_node(self) -> None:
         self.cluster.kill_node(_NODE)
@@ -68,10 +74,11 @@ class Failure:
     nodes: int
     inject: Callable[[Site], None]
     spare: int = 0  # nodes
+    training: Mapping[str, Any] = field(default_factory=dict)  # of the run file
 
 
 def _signal(pattern: str, number: signal.Signals) -> Callable[[Site], None]:
-    return lambda site: os.kill(site.process(pattern), number)
+    return lambda site: os.kill(site.processes(pattern)[0], number)
 
 
 _RANK, _TORCHRUN = "rank 1", r"\S+ -m hyperpod_ft\.job\.torchrun"
@@ -80,13 +87,16 @@ _RANK, _TORCHRUN = "rank 1", r"\S+ -m hyperpod_ft\.job\.torchrun"
 FAILURES: Mapping[str, Failure] = {
     "kill -9 of a rank": Failure(1, _signal(_RANK, signal.SIGKILL)),
     "kill -9 of a rank, two nodes": Failure(2, _signal(_RANK, signal.SIGKILL)),
+    "kill -9 of a rank, two nodes, memory checkpoints": Failure(
+        2, _signal(_RANK, signal.SIGKILL), training={_MEMORY: 2}
+    ),
     "kill -9 of torchrun": Failure(1, _signal(_TORCHRUN, signal.SIGKILL)),
     "SIGSTOP of a rank": Failure(1, _signal(_RANK, signal.SIGSTOP)),
     "a lost node, and a spare one": Failure(2, Site.lose_node, spare=1),
 }
 
 
-def run_file(root: Path, nodes: int) -> dict[str, Any]:
+def run_file(root: Path, nodes: int, training: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": "restarts",
         "engine": "torch",
@@ -94,7 +104,7 @@ def run_file(root: Path, nodes: int) -> dict[str, Any]:
         "env": {"python": "current"},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256},
-        "training": {"precision": "fp32", "max_steps": 100_000, "save_every_steps": _SAVED_EVERY},
+        "training": {"precision": "fp32", "max_steps": 100_000, "save_every_steps": _SAVED_EVERY, **training},
         "parallelism": {"tensor_parallel": 1, "ranks_per_node": 2 // nodes},
     }
 
@@ -107,8 +117,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def measure(work: Path, failure: Failure) -> Restart:
-    """One run, which the failure hits once."""
+def cost(metrics: Path, every: int) -> float:
+    """The time of the steps after a memory checkpoint by that of the others, medians; half of `every` steps each."""
+    times = {row["step"]: row["time"] for row in map(json.loads, metrics.read_text().splitlines())}
+    ends = [step for step in sorted(times) if step % (every // 2) == 0 and step > every]
+    blocks = [(begin, times[end] - times[begin]) for begin, end in pairwise(ends)]
+    after, others = ([took for begin, took in blocks if (begin % every == 0) == saved] for saved in (True, False))
+    return statistics.median(after) / statistics.median(others)
+
+
+def measure(work: Path, failure: Failure, steps_before: int = _SAVED_EVERY + 2) -> Restart:
+    """One run, which the failure hits once, after so many steps: a checkpoint, and steps that are lost."""
     cluster = LocalCluster(work / "cluster")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(work / "state")}
 
@@ -119,7 +138,7 @@ def measure(work: Path, failure: Failure) -> Restart:
     cluster.up(nodes=failure.nodes + failure.spare, cpus=4, bound_to_parent=True)
     environment |= cluster.environment()
     try:
-        (work / "run.yaml").write_text(yaml.safe_dump(run_file(work / "root", failure.nodes)))
+        (work / "run.yaml").write_text(yaml.safe_dump(run_file(work / "root", failure.nodes, failure.training)))
         kit("submit", "run.yaml")
         site = Site(cluster, Path(json.loads(kit("status", "--json"))["directory"]))
         metrics = site.directory / "metrics.jsonl"
@@ -127,7 +146,9 @@ def measure(work: Path, failure: Failure) -> Restart:
         def steps() -> int:
             return metrics.read_text().count("\n") if metrics.exists() else 0
 
-        wait_for(lambda: steps() >= _SAVED_EVERY + 2)  # a checkpoint, and steps that are lost
+        wait_for(lambda: steps() >= steps_before)
+        every = failure.training.get(_MEMORY)
+        of_memory = round(cost(metrics, every), 3) if every else None
         failure.inject(site)
         failed = time.monotonic()
         time.sleep(0.2)
@@ -138,7 +159,8 @@ def measure(work: Path, failure: Failure) -> Restart:
         (log,) = (site.directory / "logs").glob("*-train_*.out")
         resumed = int(re.findall(r"resuming from step (\d+)", log.read_text())[-1])
         kit("cancel")
-        return Restart(round(seconds, 2), last - resumed)
+        wait_for(lambda: not site.processes(_RANK))  # they remove what they have in memory
+        return Restart(round(seconds, 2), last - resumed, of_memory)
     finally:
         cluster.down()
 
@@ -146,14 +168,17 @@ def measure(work: Path, failure: Failure) -> Restart:
 def main() -> None:
     options = command.parser(__doc__ or "", peers=False)
     options.add_argument("failures", nargs="*", metavar="FAILURE", help=f"default: all of {', '.join(FAILURES)}")
+    options.add_argument("--steps", type=int, default=_SAVED_EVERY + 2, help="before the failure")
     given = options.parse_args()
     for name in given.failures or FAILURES:
         rounds = []
         for _ in range(given.rounds):
             with tempfile.TemporaryDirectory() as work:
-                rounds.append(asdict(measure(Path(work), FAILURES[name])))
-            print(f"{name}: {rounds[-1]['seconds']:.1f} s, {rounds[-1]['steps']} steps", flush=True)
-        typed = f"python -m benchmarks.restarts --rounds {given.rounds}"
+                rounds.append(asdict(measure(Path(work), FAILURES[name], given.steps)))
+            print(
+                f"{name}: {rounds[-1]['seconds']:.1f} s, {rounds[-1]['steps']} steps, {rounds[-1]['cost']}", flush=True
+            )
+        typed = f"python -m benchmarks.restarts --rounds {given.rounds} --steps {given.steps}"
         facts = command.facts_alone(given.work.parent, typed, ("torch",))
         command.record(given.results, "restarts", name, {"rounds": rounds, "load": os.getloadavg()[1], **facts})
 

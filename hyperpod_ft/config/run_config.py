@@ -176,6 +176,16 @@ def _check_training(config: RunConfig) -> None:
             raise ValueError(f"training.{key}: needs validation losses; set training.validate_every_steps")
     if training.weights_dtype != "fp32" and not (training.keep_best or training.save_only_model):
         raise ValueError("training.weights_dtype: has no effect without keep_best or save_only_model; remove it")
+    if (every := training.memory_checkpoint_every_steps) and training.save_only_model:
+        raise ValueError(
+            "training.memory_checkpoint_every_steps: has no effect with save_only_model, with which an interrupted"
+            " training starts again; remove one of them"
+        )
+    if every and every >= training.save_every_steps:
+        raise ValueError(
+            f"training.memory_checkpoint_every_steps: {every} is not below save_every_steps"
+            f" {training.save_every_steps}; lower it, or remove it"
+        )
     if training.activation_checkpointing == "none" and training.activation_checkpointing_every > 1:
         raise ValueError(
             "training.activation_checkpointing_every: has no effect without activation_checkpointing; set both"

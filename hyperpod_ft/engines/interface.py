@@ -31,6 +31,7 @@ class TrainingTask(TrainingPaths):
     compile_cache: Path
     adapter: Path | None = None  # that training continues
     teacher: Path | None = None  # that it learns from
+    memory: Path | None = None  # on each node one of its own, for memory checkpoints; None: there are none
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.launch.slurm.site import HYPERPOD
 from hyperpod_ft.runs import job_files
+from hyperpod_ft.runs.jobs import own_job_id
 
 # For the rendezvous of ranks, below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes
 # (provision/steps/limits.py).
@@ -48,6 +51,11 @@ class JobHost:
     def meeting_place(self) -> str:
         """The address at which the hosts meet; empty for a machine alone. Raises UserError where Slurm gives none."""
         return ""
+
+    def memory(self, run_directory: Path) -> Path:
+        """The directory in this host's memory for what the job keeps there of a run."""
+        job = text_sha256(f"{run_directory} {own_job_id()}")[:12]
+        return Path("/dev/shm", f"hyperpod-ft-{os.getuid()}-{job}", self.name)  # noqa: S108 - of this user alone
 
     def host_names(self) -> Sequence[str]:
         """All hosts of the job; empty when Slurm does not answer."""

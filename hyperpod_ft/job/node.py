@@ -10,6 +10,7 @@ With `--precompile` the ranks run a trial (stage precompile), with engine neuron
 import errno
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import zlib
@@ -107,6 +108,8 @@ def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
         # exit status 1, not 2: the controller may answer later, so the job must not be given up
         print_error(host.name, str(error))
         sys.exit(1)
+    if host.is_first_start and not host.attempt:  # what an earlier job of the same id has left
+        shutil.rmtree(host.memory(run.paths.directory), ignore_errors=True)
     command = torchrun_command(run, meeting, host.number, precompile=precompile)
     first = rules_of(run.config.engine).program_directories(run.config, job_python(run.paths))
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])

@@ -66,6 +66,7 @@ class Preview:
             "sharding": self.fit.sharding if self.fit else None,
             "pipeline": self.fit.pipeline if self.fit else None,
             "memory": memory,
+            "checkpoint_memory": self.fit.checkpoint_memory if self.fit else None,
             "memory_unknown": self.fit.unknown if self.fit else None,
             "certificate": asdict(self.certificate) if self.certificate else None,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,

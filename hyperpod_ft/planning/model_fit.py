@@ -31,6 +31,7 @@ from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of, on_nodes
 from hyperpod_ft.planning.t5_shape import t5_shape
+from hyperpod_ft.planning.torch.step_memory import checkpoint_memory
 from hyperpod_ft.planning.trl.limits import check_teacher
 from hyperpod_ft.planning.undivided.files import files_shape
 from hyperpod_ft.planning.undivided.mixture import mixture_shape
@@ -51,6 +52,7 @@ class TrainingFit:
     memory: Memory | None  # None: unknown, or no accelerators
     unknown: str  # what is not known of the memory, in one line; empty without accelerators
     pipeline: str | None = None  # how it is cut, in words; None without one
+    checkpoint_memory: float | None = 0.0  # bytes of a node's own memory; None: unknown
 
 
 def check_model_directory(
@@ -86,7 +88,8 @@ def check_model_directory(
     unknown = _unknown(config, shape, model_config) if available(config) else ""
     if available(config) and config.teacher and teacher is None:
         unknown = "at least that: the teacher's size is known after download"
-    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
+    in_memory = checkpoint_memory(config, degrees, shape, layout.sharding) if shape else None
+    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline, in_memory)
 
 
 def check_all_nodes(

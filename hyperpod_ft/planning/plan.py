@@ -133,6 +133,7 @@ class _Definition:
 _RESULT_UNCHANGED = {
     "dataset.workers",
     *("training.log_every_steps", "training.save_every_steps", "training.keep_checkpoints", "training.async_save"),
+    "training.memory_checkpoint_every_steps",
     *("training.save_only_model", "training.sanity_steps", "training.sanity_margin"),
     *("neuron.xser", "neuron.precompile_steps"),
     *("eval.python", "eval.include_path"),  # eval.include_revision is the digest of its content

@@ -157,12 +157,9 @@ def _resume_points(
     def point(step: int, lost: int, reason: str) -> ResumePoint:
         return ResumePoint(step, 0.0 if step == 0 else seconds.get(step), lost, reason)
 
-    after_attempts = [
-        point(attempt.checkpoint, max(0, attempt.step - attempt.checkpoint), attempt.reason)
-        for attempt in attempts.history(paths, "train")
-    ]
-    resumed = facts.get("resumed_from")
-    unexplained = [step for step in resumed if isinstance(step, int)] if isinstance(resumed, list) else []
+    unexplained = job_times.resumed_from(facts)
+    ended = [(attempt, attempt.next_began(unexplained)) for attempt in attempts.history(paths, "train")]
+    after_attempts = [point(step, max(0, attempt.step - step), attempt.reason) for attempt, step in ended]
     for resume_point in after_attempts:
         if resume_point.step in unexplained:
             unexplained.remove(resume_point.step)

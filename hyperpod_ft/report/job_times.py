@@ -1,6 +1,7 @@
 """When the jobs of a run waited, started, worked and ended, from the files that they left."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hyperpod_ft.report.timeline import AttemptTimes, JobTimes
 from hyperpod_ft.runs.jobs import Job
@@ -43,11 +44,19 @@ def _times(
         started=started if started is None else max(started, submitted),
         ended=holdings.ended(journal, job) or replaced,
         work=work,
-        attempts=_attempts(journal.paths, job, metrics) if job.stage == "train" else (),
+        attempts=_attempts(journal.paths, job, record, metrics) if job.stage == "train" else (),
     )
 
 
-def _attempts(paths: RunPaths, job: Job, metrics: Mapping[str, Sequence[float | None]]) -> tuple[AttemptTimes, ...]:
+def resumed_from(facts: Mapping[str, Any]) -> list[int]:
+    """The steps that a training resumed from, by the facts of its record."""
+    found = facts.get("resumed_from")
+    return [step for step in found if isinstance(step, int)] if isinstance(found, list) else []
+
+
+def _attempts(
+    paths: RunPaths, job: Job, record: Record | None, metrics: Mapping[str, Sequence[float | None]]
+) -> tuple[AttemptTimes, ...]:
     known = [(attempt, restart) for attempt, restart in holdings.attempts_of(paths) if attempt.job_id == job.job_id]
     rows = list(zip(metrics.get("time", ()), metrics.get("seconds_per_step", ()), strict=False))
     found = []
@@ -58,7 +67,8 @@ def _attempts(paths: RunPaths, job: Job, metrics: Mapping[str, Sequence[float | 
         lost, reason = 0, ""
         if restart:
             ended = unix_time(restart.time)
-            lost, reason = max(0, restart.step - restart.checkpoint), restart.reason
+            began = restart.next_began(resumed_from(record.facts) if record else ())
+            lost, reason = max(0, restart.step - began), restart.reason
         of_attempt = [
             (written, pace or 0.0) for written, pace in rows if written is not None and started <= written <= ended + 1
         ]

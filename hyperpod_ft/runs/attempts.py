@@ -39,7 +39,7 @@ class Attempt:
     failures: tuple[NodeFailure, ...]
     signal: int  # that asked the job to stop; 0: none
     resumed_from: int  # step of the newest checkpoint when the job began; 0: none
-    checkpoint: int  # the same, at the end of the attempt
+    checkpoint: int  # the same, at the end of the attempt; on the volume, not in the nodes' memory
     step: int  # the last one that was logged
     measured: bool = False  # objective dpo: since the job began, more of the reference was measured
     left: bool = False  # processes of it may still hang on a node
@@ -89,6 +89,13 @@ class Attempt:
     def as_dict(self) -> dict[str, Any]:
         """The fields, cause and reason, for JSON."""
         return asdict(self) | {"cause": self.cause, "reason": self.reason}
+
+    def next_began(self, resumed_from: Sequence[int]) -> int:
+        """The step that training resumed from after it: of `checkpoint`, or a later one that the nodes had in memory.
+
+        `resumed_from`: all steps that the training resumed from, as its record has them.
+        """
+        return max((step for step in resumed_from if self.checkpoint < step <= self.step), default=self.checkpoint)
 
 
 _ATTEMPTS = TypeAdapter(list[Attempt])

@@ -32,7 +32,7 @@ if __name__ == "__main__":
 import contextlib
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,10 +49,12 @@ from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
 from hyperpod_ft.engines.ranks import NO_TIMEOUT, Interrupted, Ranks, join_ranks
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
+from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.planning.layout import Layout
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import with_adapter
+from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import first_changed
 from hyperpod_ft.runs.results import holdings, places, usage
@@ -99,7 +101,7 @@ def _run_rank_0(ranks: Ranks) -> None:
         check_prompts(run)
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
             _give_layout(layout, run.paths, ranks)
-            trained: TrainingResult = chosen.train(training_task(run, layout), ranks)
+            trained: TrainingResult = chosen.train(_task_here(run, layout), ranks)
             heartbeat.beat("end")  # before the graphs are counted, and the usage is written
         restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
@@ -135,7 +137,7 @@ def _run_other_rank(run: Run, ranks: Ranks) -> None:
     if layout is None:
         return
     try:
-        _engine(run.config).train(training_task(run, layout), ranks)
+        _engine(run.config).train(_task_here(run, layout), ranks)
     except UserError as error:
         _exit_for_user_error(error, ranks)
     except Interrupted as interrupted:
@@ -273,6 +275,12 @@ def training_task(run: Run, layout: Layout) -> TrainingTask:
         adapter=run.paths.starting_adapter,
         teacher=run.paths.teacher,
     )
+
+
+def _task_here(run: Run, layout: Layout) -> TrainingTask:
+    """The task, with this node's memory for checkpoints, if the run wants them and a job can start the ranks again."""
+    task, wanted = training_task(run, layout), run.config.training.memory_checkpoint_every_steps
+    return replace(task, memory=this_host().memory(run.paths.directory)) if wanted and JOB_ID in os.environ else task
 
 
 def run() -> int:

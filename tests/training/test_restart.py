@@ -1,10 +1,17 @@
 """Jobs of several ranks that are killed, stopped or misused, as on a cluster."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.localcluster.ports import reserve_ports
 from hyperpod_ft.runs.results import usage
-from tests.training.conftest import Jobs, MakeRun, curve, metrics
+from hyperpod_ft.runs.run import Run
+from tests.training.conftest import Jobs, Launched, MakeRun, curve, metrics
 from tests.unit.small_volume import small_volume
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.training
 
@@ -18,6 +25,15 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
     settings = LAYOUT | DROPOUT | {"training.max_steps": 8, "training.save_every_steps": 3}
     undisturbed, killed = make_run("undisturbed", settings), make_run("killed", settings)
     jobs.train(undisturbed)
+    lost = make_run("lost", settings | {"training.save_every_steps": 6, "training.memory_checkpoint_every_steps": 2})
+    lose_a_node(lost, jobs)
+    assert curve(lost) == curve(undisturbed)
+    record = lost.journal.record("train")
+    assert record is not None and record.facts["resumed_from"] == [4]
+    last = [sorted(run.paths.checkpoint(8).glob("*.distcp")) for run in (lost, undisturbed)]
+    assert [file.read_bytes() for file in last[0]] == [file.read_bytes() for file in last[1]]
+
+    jobs.environment = {}
 
     jobs.start_held(killed, after_step=4).kill()
     assert len(metrics(killed)) == 4 and killed.journal.record("train") is None
@@ -33,6 +49,44 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
     attempts = usage.read(killed.paths)
     assert record.facts["attempts"] == len(attempts) == 2
     assert record.facts["node_hours"] == pytest.approx(sum(each.seconds for each in attempts) / 3600, abs=1e-4)
+
+
+def lose_a_node(run: Run, jobs: Jobs) -> None:
+    """Train with two nodes, of which one is lost after step 5; its job goes on with another, and in another order."""
+
+    def start_on(*nodes: str) -> list[Launched]:
+        ports = reserve_ports(1)
+        with ports.lock:
+            return [start(jobs, run, ports.first, number, node) for number, node in enumerate(nodes)]
+
+    jobs.held_after = 5
+    started = start_on("node1", "node2")
+    started[0].wait_for(lambda: run.paths.metrics_path.exists() and len(metrics(run)) == 5)
+    (memory,) = memories(run)
+    assert memory.stat().st_mode & 0o777 == 0o700
+    wait_for(lambda: len(list(memory.glob("*/rank-*.0.json"))) == 8, what="each node has its states, and the other's")
+    for job in started:
+        job.kill()
+    shutil.rmtree(memory / "node2")
+    jobs.held_after = 0
+    for job in (started := start_on("node3", "node1")):
+        assert job.wait() == 0, job.text()
+    assert "train: step 4 is in the nodes' memory\n" in started[0].text()
+    assert not memories(run)
+
+
+def start(jobs: Jobs, run: Run, port: int, number: int, node: str) -> Launched:
+    """The ranks of one of two nodes of a job."""
+    jobs.environment = {"HYPERPOD_FT_JOB_ID": "7", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": node}
+    meeting = ["--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    program = ["-m", "hyperpod_ft.stages.train", str(run.paths.directory)]
+    return jobs.start(1, ["forking_torchrun", "--nproc-per-node=2", *meeting, *program])
+
+
+def memories(run: Run) -> list[Path]:
+    """The directories that jobs of a run have in this machine's memory."""
+    job = text_sha256(f"{run.paths.directory} 7")[:12]
+    return list(Path("/dev/shm").glob(f"hyperpod-ft-*-{job}"))
 
 
 def test_a_file_that_another_rank_wrote_is_damaged(make_run: MakeRun, jobs: Jobs) -> None:

@@ -6,7 +6,7 @@ import resource
 import shutil
 import signal
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.data.mixing.mixture import spread
 from hyperpod_ft.data.mixing.source_report import SourceReport
-from hyperpod_ft.engines import sanity
+from hyperpod_ft.engines import engine, sanity
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.mesh import make_meshes
 from hyperpod_ft.engines.torch.objectives.validation import Means, SourceRows, Validation
@@ -34,7 +35,16 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
-from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, train_here, write_rows
+from tests.tasks import task_of
+from tests.training.conftest import (
+    MakeRun,
+    TrainProgram,
+    curve,
+    metrics,
+    process_group_of_its_own,
+    train_here,
+    write_rows,
+)
 
 pytestmark = pytest.mark.training
 
@@ -168,6 +178,38 @@ def test_interrupted_is_uninterrupted(make_validated: MakeRun, asynchronous: boo
     assert (run.paths.best_checkpoint / "__0_0.distcp").read_bytes() == best
     same = ("best_step", "best_validation_loss", "base_validation_loss", "validation_loss")
     assert [again.facts[key] for key in same] == [first.facts[key] for key in same]
+
+
+def test_a_memory_checkpoint_needs_its_best_weights_and_its_rows(
+    make_validated: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"training.keep_best": True, "training.memory_checkpoint_every_steps": 1}
+    run = make_validated(EVERY_2 | OVERFITS | settings | {"training.save_every_steps": 5})
+    task = replace(task_of(run), memory=tmp_path / "job" / "node")
+
+    def trained() -> tuple[dict[str, Any], str]:
+        with process_group_of_its_own():
+            result = engine("torch").train(task, Ranks(0, 1, 0, torch.distributed.HashStore()))
+        return result.facts, capsys.readouterr().out
+
+    def crash(config: Training, progress: TrainingProgress, *_: Any) -> None:
+        if progress.step == 5:
+            raise RuntimeError("crash")
+
+    logged: list[dict[str, Any]] = []
+    with monkeypatch.context() as crashing:
+        crashing.setattr(sanity, "check", crash)
+        for rows, begun in ((0, 0), (5, 4), (3, 0)):
+            if rows < 5:  # they were lost
+                run.paths.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in logged[:rows]))
+            with pytest.raises(RuntimeError, match="crash"):
+                trained()
+            assert ("train: step 4 is in the nodes' memory\n" in capsys.readouterr().out) == (begun == 4)
+            logged = metrics(run)
+    shutil.rmtree(run.paths.best_checkpoint)
+    facts, said = trained()
+    assert facts["resumed_from"] == [] and facts["best_step"] and "memory" not in said
+    assert not (tmp_path / "job").exists()
 
 
 def test_a_training_that_gets_no_better_stops(make_validated: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:

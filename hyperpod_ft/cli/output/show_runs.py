@@ -44,6 +44,8 @@ def _print_memory(fit: TrainingFit, available_bytes: float) -> None:
         print(f"memory    {fit.memory}; available: {available_bytes / GIB:.1f} (estimated){least}")
     elif fit.unknown:
         print(f"memory    unknown: {fit.unknown}")
+    if fit.checkpoint_memory:
+        print(f"memory    of a node's own, memory checkpoints take {fit.checkpoint_memory / GIB:.1f} GiB (estimated)")
 
 
 def plan(preview: Preview) -> None:

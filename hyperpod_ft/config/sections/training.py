@@ -92,6 +92,11 @@ class Training(Section):
         description="Write checkpoints while training continues (not engine trl). Needs host memory for one checkpoint"
         " of the node's ranks.",
     )
+    memory_checkpoint_every_steps: PositiveInt | None = Field(
+        None,
+        description="Steps between checkpoints in the nodes' memory, fewer than save_every_steps (engine torch;"
+        " docs/reliability.md#memory-checkpoints).",
+    )
     save_only_model: bool = Field(
         False,
         description="Save only the trained weights, once, at the end (not engine neuron). An interrupted training then"

@@ -67,6 +67,17 @@ def pins(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def pin(memory: torch.Tensor, device: torch.device) -> None:
+    """Make host memory that another library has allocated as good for the device's copies as pinned memory.
+
+    Raises RuntimeError when the device's driver refuses.
+    """
+    if pins(device):
+        status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if status:
+            raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes: error {status}")
+
+
 def compiles(training: Training, device: torch.device) -> bool:
     """Whether layers are compiled on this device."""
     return training.compiles(on_accelerator=device.type != "cpu")

@@ -33,6 +33,7 @@ _TORCH_ONLY = (
     "training.activation_offload",
     "training.compile",
     "training.validate_every_steps",
+    "training.memory_checkpoint_every_steps",
     "training.optimizer_state",
     "training.save_only_model",
 )

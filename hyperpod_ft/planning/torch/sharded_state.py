@@ -84,6 +84,12 @@ class ShardedState:
         whole = stage.trainable * moments + (stage.trainable - self._adapters) * of_rounded
         return self._sharded(whole, stage.trained_experts * (moments + (0 if self._lora else of_rounded)))
 
+    @property
+    def saved(self) -> float:
+        """The fp32 weights and the moments, which a checkpoint has, wherever they are."""
+        each = FP32 + _MOMENTS[self.config.training.optimizer_state]
+        return self._sharded(self.stage.trainable * each, self.stage.trained_experts * each)
+
     def _sharded(self, whole: float, of_experts: float) -> float:
         """Bytes that a rank has after sharding, of `whole` before it; `of_experts`: those of its experts."""
         ranks = self.sharding.shard_ranks

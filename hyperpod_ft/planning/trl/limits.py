@@ -32,6 +32,7 @@ _TORCH_ONLY = (
     "training.activation_checkpointing_every",
     "training.activation_offload",
     "training.async_save",
+    "training.memory_checkpoint_every_steps",
     "training.optimizer_state",
     "training.weights_dtype",
     "model.new_tokens",

@@ -136,7 +136,8 @@ def _resumed(attempts: Sequence[HeldAttempt]) -> Iterator[float]:
     found = []
     least = math.inf
     for attempt in reversed(attempts):
-        least = min(least, attempt.checkpoint)
+        if least == math.inf:  # else a later one has trained, from a step that may have been in the nodes' memory
+            least = attempt.checkpoint
         found.append(least)
         least = min([least, *dict(attempt.reached[:1])])
     return reversed(found)

@@ -85,6 +85,7 @@ def test_new_tokens_and_continued_adapters_are_for_engine_torch(tmp_path: Path) 
         ("training.validate_every_steps", 10, "leave it out"),
         ("training.optimizer_state", "bf16", "set it to fp32"),
         ("training.save_only_model", True, "set it to false"),
+        ("training.memory_checkpoint_every_steps", 10, "leave it out"),
     ],
 )
 def test_engine_neuron_has_not_the_settings_of_engine_torch(
@@ -145,6 +146,13 @@ def test_a_schedule_without_a_pipeline_is_refused(tmp_path: Path) -> None:
         assert "parallelism.pipeline_schedule: has no effect without a pipeline" in refused(tmp_path, **given)
     given = {"parallelism": {"pipeline_parallel": 2, "virtual_pipeline_parallel": 4}}
     assert "has no effect without pipeline_schedule interleaved" in refused(tmp_path, **given)
+
+
+def test_memory_checkpoints_are_more_frequent_than_others(tmp_path: Path) -> None:
+    every = {"training__memory_checkpoint_every_steps": 10}
+    assert load(tmp_path, **every).training.save_every_steps == 100
+    assert "10 is not below save_every_steps 10; lower it" in refused(tmp_path, **every, training__save_every_steps=10)
+    assert "no effect with save_only_model" in refused(tmp_path, **every, training__save_only_model=True)
 
 
 def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Path) -> None:

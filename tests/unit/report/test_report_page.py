@@ -65,6 +65,16 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     assert "steps that count 44%; starting and loading 34%; a restart (rank 1: SIGKILL at step 65) 8.0%;" in page
 
 
+def test_a_restart_from_the_nodes_memory_costs_fewer_steps(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    record = run.journal.record("train")
+    assert record
+    replace(record, facts=record.facts | {"resumed_from": [64]}).write(run.paths.record_path("train"))
+    report = gather(run)
+    assert [(point.step, point.lost_steps) for point in report.resume_points] == [(64, 1)]
+    assert "1 restart, 1 step trained again" in headings.timeline(report)
+
+
 def test_a_change_of_place_is_marked(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
     second = usage.read(run.paths)[1]

@@ -12,6 +12,7 @@ from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.plan import plan
 from hyperpod_ft.planning.torch import sharding
+from hyperpod_ft.planning.torch.step_memory import checkpoint_memory
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B
 from tests.conftest import MakeRun
 
@@ -84,6 +85,18 @@ def test_host_memory_is_a_remedy_that_is_not_chosen_unasked(make_run: MakeRun) -
     with pytest.raises(UserError) as raised:
         check_memory(config, degrees_of(config), shape)
     assert "parallelism.offload: parameters" in raised.value.remedy, raised.value
+
+
+@pytest.mark.parametrize(("nodes", "node_bytes"), [(1, 2 * 96e9), (4, 4 * 96e9 / 4)])
+def test_memory_checkpoints_take_two_states_of_the_node_and_of_another(
+    make_run: MakeRun, nodes: int, node_bytes: float
+) -> None:
+    every = {"training__method": "full", "training__memory_checkpoint_every_steps": 10}
+    config, shape = on(make_run, "p5.48xlarge", nodes, **every), model_shape(LLAMA_3_8B)
+    assert shape is not None
+    degrees = degrees_of(config)
+    taken = checkpoint_memory(config, degrees, shape, sharding.choose_sharding(config, degrees, shape))
+    assert taken == pytest.approx(node_bytes, rel=0.01), "12 bytes for each of 8.03 billion parameters"
 
 
 def test_what_contradicts_itself_is_refused(make_run: MakeRun) -> None:

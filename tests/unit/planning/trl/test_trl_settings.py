@@ -285,6 +285,7 @@ def test_attention_kernels_are_looked_for_before_training(make_run: MakeRun) -> 
         ("parallelism__expert_parallel", 2, "only engine torch"),
         ("parallelism__sharding", "zero1", "accelerate, with which TRL shards, has no zero1"),
         ("training__optimizer_state", "int8", "only engine torch"),
+        ("training__memory_checkpoint_every_steps", 10, "only engine torch"),
         ("training__compile", True, "set trl.torch_compile"),
         ("lora__quantization", "nf4", "only engine torch"),
         ("model__adapter", {"source": "any/adapter"}, "only engine torch supports it; leave it out"),
