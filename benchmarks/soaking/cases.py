@@ -38,10 +38,11 @@ CASES: Mapping[str, dict[str, Any]] = {
     "two-nodes": {"nodes": 2, "lora": _SMALL_LORA, "training": {"async_save": True}},
     # long enough that a lost node is back before the end
     "fewer-nodes": {
-        "nodes": 3,
+        "nodes": 4,
         "cluster": {"min_nodes": 1},
+        "dataset": {"max_length": 96},
         "lora": {"r": 4, "alpha": 8},
-        "training": {"max_steps": 150, "micro_batch_size": 1, "gradient_accumulation_steps": 2},
+        "training": {"max_steps": 100, "micro_batch_size": 1, "gradient_accumulation_steps": 3},
     },
     "dpo": {
         "nodes": 1,

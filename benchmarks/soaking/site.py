@@ -1,4 +1,4 @@
-"""A user's cluster: a local Slurm of three nodes, a small volume, the kit's commands, and the processes of its jobs."""
+"""A user's cluster: a local Slurm of four nodes, a small volume, the kit's commands, and the processes of its jobs."""
 
 import json
 import os
@@ -84,7 +84,7 @@ class Site:
             file.truncate(_VOLUME_BYTES)
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
         subprocess.run(["mount", "-o", "loop", str(image), str(self.volume)], check=True)
-        self.cluster.up(nodes=3, cpus=4, bound_to_pid=os.getpid())
+        self.cluster.up(nodes=4, cpus=4, bound_to_pid=os.getpid())
 
     def close(self) -> None:
         """Stop the cluster and give back the volume."""

@@ -17,7 +17,7 @@ _INTRODUCTION = """\
 # Soak
 
 Made by `python -m benchmarks.soak`. It starts whole small runs of every stage (`lora`, `full` and `dpo` on one node,
-`two-nodes`, `fewer-nodes` with `cluster.min_nodes` on one to three, and engine `neuron` on CPUs with stand-ins), has
+`two-nodes`, `fewer-nodes` with `cluster.min_nodes` on one to four, and engine `neuron` on CPUs with stand-ins), has
 faults hit them at random moments, resumes them until all is done, and compares each with an undisturbed run. A failure
 is counted unless, after each run,
 
