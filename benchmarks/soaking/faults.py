@@ -51,6 +51,7 @@ class Faults:
     _endings: dict[str, _Ending] = field(default_factory=dict)
     _stopping: threading.Thread = field(default_factory=threading.Thread)
     _hangs_until: list[float] = field(default_factory=list)
+    _hung: list[int] = field(default_factory=list)  # processes
 
     def draw(self) -> None:
         """Inject a fault of a random kind that most often ends what works now."""
@@ -90,7 +91,13 @@ class Faults:
         return "node" in self._endings
 
     def end_all(self) -> None:
-        """End every fault now. Clocks too: they are right when the next run starts."""
+        """End every fault now. Clocks too: they are right when the next run starts.
+
+        What hangs is left to Slurm, unless its step daemon was killed too: nothing else would end it.
+        """
+        for pid in self._hung:
+            if self.site.is_orphan(pid):
+                os.kill(pid, signal.SIGKILL)
         for ending in self._endings.values():
             ending.at = 0
         self.tick()
@@ -155,6 +162,7 @@ class Faults:
                 for stopped, goes_on in turns:
                     signal.pidfd_send_signal(process, signal.SIGSTOP)
                     if stopped == _FOREVER:
+                        self._hung.append(victim.pid)
                         break
                     time.sleep(stopped)
                     signal.pidfd_send_signal(process, signal.SIGCONT)

@@ -13,7 +13,7 @@ from benchmarks.command import ROOT
 from benchmarks.soaking.shim import Shim
 from hyperpod_ft.job.watch import LIMIT
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.processes import descendants
+from hyperpod_ft.processes import children, descendants
 
 HANG_S = 8.0  # without progress are a hang
 _VOLUME_BYTES = 12 << 30  # a sparse file; the health check wants 10 GiB free
@@ -135,6 +135,10 @@ class Site:
         stages = {job.job_id: job.stage for job in self.jobs() or []}
         found = (_process(pid, stages) for pid in (descendants(watch) if watch else []))
         return [process for process in found if process]
+
+    def is_orphan(self, pid: int) -> bool:
+        """Whether this is a process whose parent has died: the local cluster has adopted it."""
+        return pid in children(self.cluster.status().pid or 0)
 
     def strangers(self) -> list[str]:
         """Command lines of processes that have to do with the volume, of no job and no command of this program."""
