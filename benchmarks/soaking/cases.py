@@ -40,9 +40,8 @@ CASES: Mapping[str, dict[str, Any]] = {
     "fewer-nodes": {
         "nodes": 4,
         "cluster": {"min_nodes": 1},
-        "dataset": {"max_length": 96},
         "lora": {"r": 4, "alpha": 8},
-        "training": {"max_steps": 100, "micro_batch_size": 1, "gradient_accumulation_steps": 3},
+        "training": {"max_steps": 60, "micro_batch_size": 1, "gradient_accumulation_steps": 3},
     },
     "dpo": {
         "nodes": 1,

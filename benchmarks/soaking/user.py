@@ -110,7 +110,9 @@ class User:
                 return run
             if jobs:
                 self._disturb(jobs)
-            elif self.rng.random() < 0.3 or not self.disturbed:
+            elif not self.disturbed:
+                raise HangError(f"an undisturbed run has failed after {done}")
+            elif self.rng.random() < 0.3:
                 self._resume()
             time.sleep(_TICK_S)
 
