@@ -57,7 +57,7 @@ class Faults:
         """Inject a fault of a random kind that most often ends what works now."""
         self._choose(
             (self._kill_process, 9),
-            (self._hang, 4),
+            (self._hang, 7),
             (self._lose_node, 6 if self.with_fewer else 1),
             (self._signal_job, 1),
             (self._fail_operations, 3),
@@ -70,7 +70,7 @@ class Faults:
             (self._restart_slurmd, 2),
             (self._kill_controller, 2),
             (self._freeze_process, 3),
-            (self._slow_rank, 4),
+            (self._slow_rank, 9),
             (self._fail_few_operations, 3),
             (self._fill_volume, 1),
         )
