@@ -57,7 +57,7 @@ class Faults:
         """Inject a fault of a random kind that most often ends what works now."""
         self._choose(
             (self._kill_process, 9),
-            (self._hang, 7),
+            (self._hang_torchrun, 4),
             (self._lose_node, 6 if self.with_fewer else 1),
             (self._signal_job, 1),
             (self._fail_operations, 3),
@@ -71,6 +71,7 @@ class Faults:
             (self._kill_controller, 2),
             (self._freeze_process, 3),
             (self._slow_rank, 9),
+            (self._hang_rank, 4),
             (self._fail_few_operations, 3),
             (self._fill_volume, 1),
         )
@@ -118,9 +119,9 @@ class Faults:
         self._hangs_until = [until for until in self._hangs_until if time.monotonic() < until]
         return bool(self._hangs_until and self._hangs_until.pop(0))
 
-    def _victim(self, *roles: str) -> Process | None:
-        """A process of a job, of these roles if any: every role is as likely, however many processes it has."""
-        processes = [process for process in self.site.processes() if not roles or process.role in roles]
+    def _victim(self, role: str = "") -> Process | None:
+        """A process of a job, of this role if any: every role is as likely, however many processes it has."""
+        processes = [process for process in self.site.processes() if role in ("", process.role)]
         if not processes:
             return None
         role = self.rng.choice(sorted({process.role for process in processes}))
@@ -135,9 +136,11 @@ class Faults:
     def _freeze_process(self, stage: str) -> None:
         self._stop("process frozen", stage, [(self.rng.uniform(0.5, 15), 0)], self._victim())
 
-    def _hang(self, stage: str) -> None:
-        if victim := self._victim("rank", "torchrun"):
-            self._stop(f"hung: {victim.role}", stage, [(_FOREVER, 0)], victim)
+    def _hang_torchrun(self, stage: str) -> None:
+        self._stop("hung: torchrun", stage, [(_FOREVER, 0)], self._victim("torchrun"))
+
+    def _hang_rank(self, stage: str) -> None:
+        self._stop("hung: rank", stage, [(_FOREVER, 0)], self._victim("rank"))
 
     def _slow_rank(self, stage: str) -> None:
         """Each stop is too short for a hang."""

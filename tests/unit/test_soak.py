@@ -83,10 +83,10 @@ def test_only_a_rank_that_was_stopped_for_long_explains_a_hang(rank: "subprocess
     rng.fault = "_slow_rank"
     faults.draw_mild()
     assert not faults.explain_hang()
-    rng.fault = "_hang"
+    rng.fault = "_hang_rank"
 
     def hung() -> bool:
-        faults.draw()  # nothing until the other is over
+        faults.draw_mild()  # nothing until the other is over
         return len(logged) == 2
 
     wait_for(hung, 30, lambda: str(logged))
