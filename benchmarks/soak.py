@@ -10,6 +10,7 @@ or left something behind.
 
 import argparse
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from benchmarks.soaking.faults import CONTROLLER_KILLED, Fault
 from benchmarks.soaking.site import Site
 from benchmarks.soaking.user import HangError, User
 from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.results import places
 from hyperpod_ft.runs.run import Run
 
 _QUIET_S = 60.0  # how long the processes of ended jobs may take to end
@@ -43,6 +45,7 @@ class Soak:
     started: str = field(default_factory=utc_now)
     faults: dict[str, Counter[str]] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
+    moves: int = 0  # of trainings, to another number of nodes
     failures: list[str] = field(default_factory=list)
     expected: dict[str, dict[str, Any]] = field(default_factory=dict)
     spans: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -61,12 +64,14 @@ class Soak:
         with self._lock:
             print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
-    def finish_run(self, worker: str, user: User) -> None:
+    def finish_run(self, worker: str, user: User, moves: int) -> None:
         """Count a run, its faults and what was found, and save all counts."""
         case = user.case
         with self._lock:
             self.runs[case] += 1
-            self.failures += [f"{case}: {text}" for text in user.found]
+            self.moves += moves
+            # without the places of this machine
+            self.failures += [f"{case}: " + re.sub(r"/([^\s/]+/)+", ".../", text) for text in user.found]
             for fault in user.injected:
                 self.faults.setdefault(fault.kind, Counter())[fault.stage] += 1
             entry = {
@@ -76,6 +81,7 @@ class Soak:
                 "seconds": round(time.monotonic() - self._clock),
                 "runs": dict(self.runs),
                 "faults": {kind: dict(by_stage) for kind, by_stage in sorted(self.faults.items())},
+                "moves": self.moves,
                 "failures": self.failures,
             }
             tally.save(self.options.results, entry)
@@ -148,7 +154,7 @@ def _run(soak: Soak, site: Site, worker: str, user: User) -> None:
         shutil.copytree(site.root / "runs", kept, dirs_exist_ok=True)
         (kept / "found.txt").write_text("\n".join(found))
     if user.disturbed:
-        soak.finish_run(worker, user)
+        soak.finish_run(worker, user, len(places.read(run.paths)) - 1 if run else 0)
     elif found:
         raise RuntimeError(f"undisturbed {user.case}: {found}")
 

@@ -36,6 +36,13 @@ CASES: Mapping[str, dict[str, Any]] = {
     "lora": {"nodes": 1, "lora": _SMALL_LORA},
     "full": {"nodes": 1, "training": {"method": "full", "validate_every_steps": 6, "keep_best": True}},
     "two-nodes": {"nodes": 2, "lora": _SMALL_LORA, "training": {"async_save": True}},
+    # long enough that a lost node is back before the end
+    "fewer-nodes": {
+        "nodes": 4,
+        "cluster": {"min_nodes": 1},
+        "lora": {"r": 4, "alpha": 8},
+        "training": {"max_steps": 60, "micro_batch_size": 1, "gradient_accumulation_steps": 3},
+    },
     "dpo": {
         "nodes": 1,
         "dataset": {"source": "example:preferences", "format": "preference", "max_length": 128},

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -29,20 +30,30 @@ _OF_TIME = {
     "accelerator_hours",
     "cost",
 }
+# Of a run whose number of nodes may have changed, these may differ too.
+_OF_NODES = {"world_size", "data_parallel", "places"}
 _OUTPUTS = ("adapter", "merged", "samples.json")
+_ROUNDING = 1e-3  # relative: of what another number of nodes computes
 # docs/when-something-fails.md: small, and kept until somebody deletes them.
 _KEPT = re.compile(r"/\.[^/]+\.partial-[^/]+$")
 _TEMPORARY = re.compile(r"\.partial|\.replaced$|\.tmp|\.discarded-")
 
 
 def outcome(run: Run) -> dict[str, Any]:
-    """The digests of the files, the losses and the records of a finished run, without times and job ids."""
-    files = [file for name in _OUTPUTS for file in _files(run.paths.directory / name)]
-    files += [file for stage in ("download", "dataset") for file in _outputs(run, stage)]
+    """The digests of the files, the losses and the records of a finished run, without times and job ids.
+
+    Without digests of what is trained if the number of nodes may have changed.
+    """
+    rounded = run.config.cluster.min_nodes is not None
+    trained = [file for name in _OUTPUTS for file in _files(run.paths.directory / name)]
+    files = [file for stage in ("download", "dataset") for file in _outputs(run, stage)]
+    files += [] if rounded else trained
     return {
+        "rounding": _ROUNDING if rounded else 0.0,
         "files": {run.paths.relative(file): _digest(file, run.paths.root) for file in files},
+        "trained": [run.paths.relative(file) for file in trained],
         "metrics": [without_times(json.loads(line)) for line in run.paths.metrics_path.read_text().splitlines()],
-        "records": {stage.name: _record(run, stage.name) for stage in run.plan.stages},
+        "records": {stage.name: _record(run, stage.name, rounded=rounded) for stage in run.plan.stages},
         # the one before it may be of any step: a cancelled training saves the step it has finished
         "checkpoint": max(run.paths.checkpoints_by_step()),
     }
@@ -50,7 +61,7 @@ def outcome(run: Run) -> dict[str, Any]:
 
 def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """What differs between two outcomes, a line each."""
-    return list(_differences(expected, found, ""))
+    return list(_differences(expected, found, expected.get("rounding", 0.0), ""))
 
 
 def leftovers(run: Run) -> list[str]:
@@ -97,13 +108,19 @@ def tracebacks(run: Run) -> Counter[str]:
     return counts
 
 
-def _record(run: Run, stage: str) -> dict[str, Any]:
+def _record(run: Run, stage: str, *, rounded: bool) -> dict[str, Any]:
     record: dict[str, Any] = read_json(run.paths.record_path(stage))
     kept = {key: record[key] for key in ("stage", "fingerprint", "inputs", "versions")}
     outputs = {output["path"]: (output["size"], output["sha256"]) for output in record["outputs"]}
     # its rows hold times, and checkpoints hold what the files of a loss curve do: compared as `metrics` above
     names = [name for name in outputs if "/checkpoints/" in name or name.endswith("metrics.jsonl")]
-    return {**kept, "outputs": {**outputs, **dict.fromkeys(names)}, "facts": without_times(record["facts"])}
+    facts = without_times(record["facts"])
+    if rounded:
+        facts = {key: value for key, value in facts.items() if key not in _OF_NODES}
+        # each rank writes files of a checkpoint
+        outputs = {name: content for name, content in outputs.items() if "/checkpoints/" not in name}
+        names = [name for name in outputs if name.startswith("runs/")]
+    return {**kept, "outputs": {**outputs, **dict.fromkeys(names)}, "facts": facts}
 
 
 def _outputs(run: Run, stage: str) -> list[Path]:
@@ -126,12 +143,14 @@ def _digest(file: Path, root: Path) -> str:
     return hashlib.sha256(file.read_bytes().replace(bytes(root), b"ROOT")).hexdigest()
 
 
-def _differences(expected: Any, found: Any, where: str) -> Iterator[str]:
+def _differences(expected: Any, found: Any, rounding: float, where: str) -> Iterator[str]:
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in sorted({*expected, *found}):
-            yield from _differences(expected.get(key), found.get(key), f"{where}/{key}")
+            yield from _differences(expected.get(key), found.get(key), rounding, f"{where}/{key}")
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from _differences(one, other, f"{where}/{number}")
+            yield from _differences(one, other, rounding, f"{where}/{number}")
+    elif isinstance(expected, float) and isinstance(found, float) and math.isclose(expected, found, rel_tol=rounding):
+        return
     elif expected != found:
         yield f"{where.lstrip('/')}: {str(expected)[:200]} became {str(found)[:200]}"

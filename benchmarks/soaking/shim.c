@@ -29,7 +29,7 @@ struct control {
   volatile uint32_t per_million; /* how many operations of a million fail */
   volatile uint32_t kinds;       /* bits of the operations that fail */
   volatile uint32_t unused;
-  volatile int64_t clock_ns[4]; /* how far the clocks of the head node, node1, node2 and node3 are ahead */
+  volatile int64_t clock_ns[5]; /* how far the clocks of the head node and node1 to node4 are ahead */
   volatile uint64_t failed[5];  /* operations that have failed, by kind */
   char root[256];               /* only files below it */
   char spared[256];             /* except those below this one */
@@ -42,7 +42,7 @@ static int node;
 __attribute__((constructor)) static void set_up(void) {
   const char *path = getenv("SOAK_CONTROL"), *name = getenv("SLURMD_NODENAME");
   if (!path) return;
-  if (name && !strncmp(name, "node", 4) && name[4] >= '1' && name[4] <= '3') node = name[4] - '0';
+  if (name && !strncmp(name, "node", 4) && name[4] >= '1' && name[4] <= '4') node = name[4] - '0';
   int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
   if (file < 0) return;
   void *mapped = mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

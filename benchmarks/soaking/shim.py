@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 OPERATIONS = ("open", "read", "write", "sync", "rename")  # in the order of shim.c
-NODES = ("head", "node1", "node2", "node3")
+NODES = ("head", "node1", "node2", "node3", "node4")
 _LAYOUT = struct.Struct(f"=iIII{len(NODES)}q{len(OPERATIONS)}Q256s256s")
 _FAILING = struct.Struct("=iII")
 _CLOCKS = struct.Struct("=q")

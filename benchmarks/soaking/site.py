@@ -1,4 +1,4 @@
-"""A user's cluster: a local Slurm of two nodes, a small volume, the kit's commands, and the processes of its jobs."""
+"""A user's cluster: a local Slurm of four nodes, a small volume, the kit's commands, and the processes of its jobs."""
 
 import json
 import os
@@ -11,9 +11,11 @@ from typing import Any
 
 from benchmarks.command import ROOT
 from benchmarks.soaking.shim import Shim
+from hyperpod_ft.job.watch import LIMIT
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.processes import descendants
+from hyperpod_ft.processes import children, descendants
 
+HANG_S = 8.0  # without progress are a hang
 _VOLUME_BYTES = 12 << 30  # a sparse file; the health check wants 10 GiB free
 # The last are the local cluster's own processes.
 _DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "hyperpod-ft")
@@ -71,6 +73,7 @@ class Site:
             **self.shim.environment,
             "PYTHONPATH": str(ROOT),
             "XDG_STATE_HOME": str(directory / "state"),
+            LIMIT: str(HANG_S),
         }
 
     def open(self) -> None:
@@ -81,7 +84,7 @@ class Site:
             file.truncate(_VOLUME_BYTES)
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
         subprocess.run(["mount", "-o", "loop", str(image), str(self.volume)], check=True)
-        self.cluster.up(nodes=2, cpus=4, bound_to_pid=os.getpid())
+        self.cluster.up(nodes=4, cpus=4, bound_to_pid=os.getpid())
 
     def close(self) -> None:
         """Stop the cluster and give back the volume."""
@@ -127,11 +130,15 @@ class Site:
         self._slurm("scancel", *arguments)
 
     def processes(self) -> list[Process]:
-        """The processes of all jobs, on both nodes."""
+        """The processes of all jobs, on all nodes."""
         watch = self.cluster.status().pid
         stages = {job.job_id: job.stage for job in self.jobs() or []}
         found = (_process(pid, stages) for pid in (descendants(watch) if watch else []))
         return [process for process in found if process]
+
+    def is_orphan(self, pid: int) -> bool:
+        """Whether this is a process whose parent has died: the local cluster has adopted it."""
+        return pid in children(self.cluster.status().pid or 0)
 
     def strangers(self) -> list[str]:
         """Command lines of processes that have to do with the volume, of no job and no command of this program."""

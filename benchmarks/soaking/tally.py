@@ -17,21 +17,25 @@ _INTRODUCTION = """\
 # Soak
 
 Made by `python -m benchmarks.soak`. It starts whole small runs of every stage (`lora`, `full` and `dpo` on one node,
-`two-nodes`, and engine `neuron` on CPUs with stand-ins), has faults hit them at random moments, resumes them until
-all is done, and compares each with an undisturbed run. A failure is counted unless, after each run,
+`two-nodes`, `fewer-nodes` with `cluster.min_nodes` on one to four, and engine `neuron` on CPUs with stand-ins), has
+faults hit them at random moments, resumes them until all is done, and compares each with an undisturbed run. A failure
+is counted unless, after each run,
 
 - model, adapter, samples, downloaded files and rows have the same bytes; losses, learning rates, gradient norms and
-  records are the same, apart from times, rates, job ids and how often training was started;
+  records are the same, apart from times, rates, job ids and how often training was started; for `fewer-nodes`, numbers
+  are within 0.1 % instead, and what is computed from them may have other bytes;
 - no process of the run is left, and no temporary name but those of [leftovers](../../docs/when-something-fails.md);
 - no two jobs of a stage were in Slurm at once, no stage was done twice, and `jobs.json` has every job once (a
   submission or a slurmctld that was killed may lose its last ones);
-- no command ended with a traceback or had to be killed, and nothing stood still for four minutes.
+- no command ended with a traceback or had to be killed, and nothing stood still for four minutes;
+- each hang that was reported is of a process that had been stopped for seconds.
 
 Faults: SIGKILL to a random process of a job, to slurmctld or slurmd; a lost node (all its processes, down for up to 8
-s); SIGSTOP for up to 15 s; a full volume for up to 10 s; I/O errors below the root, of 0.01 % to 100 % of the calls,
-for up to 8 s; clocks of processes that jump by 1 s to 3 days; `cancel`, `submit` and two submissions at random
-moments; scancel, requeue and the notice of the time limit by hand. Columns are the stage whose job was running. A
-fault that hit nothing is not counted.
+s, or 40 s with `min_nodes`); SIGSTOP for up to 15 s; hangs (SIGSTOP of a rank or torchrun for ever; the limit is 8 s
+instead of 60 s) and slow ranks (stopped for up to 1.6 s, again and again); a full volume for up to 10 s; I/O errors
+below the root, of 0.01 % to 100 % of the calls, for up to 8 s; clocks of processes that jump by 1 s to 3 days;
+`cancel`, `submit` and two submissions at random moments; scancel, requeue and the notice of the time limit by hand.
+Columns are the stage whose job was running. A fault that hit nothing is not counted.
 
 Not injected: loss of power, errors of a device below the file system, clocks of slurmctld, slurmd and munged, lost
 packets, a volume whose network hangs, and failing accelerators.
@@ -70,7 +74,8 @@ def _lines(entries: Sequence[Entry]) -> Iterator[str]:
     cases = ", ".join(f"{number} of `{case}`" for case, number in sorted(runs.items()))
     whole = sum(runs.values())
     yield f"**{total:,} faults** in {whole} whole {'run' if whole == 1 else 'runs'} ({cases or 'none yet'});"
-    yield f"failures found: {len(failures)}."
+    moves = sum(entry.get("moves", 0) for entry in entries)
+    yield f"failures found: {len(failures)}. Training went on with another number of nodes {moves} times."
     yield ""
     yield f"| fault | {' | '.join(STAGES)} | in all |"
     yield f"|---|{'---|' * (len(STAGES) + 1)}"

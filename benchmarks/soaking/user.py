@@ -9,10 +9,12 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.soaking.cases import run_file
+from benchmarks.soaking.cases import CASES, run_file
 from benchmarks.soaking.faults import Fault, Faults
+from benchmarks.soaking.shim import NODES
 from benchmarks.soaking.site import Site, SlurmJob
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.job_files import hangs
 from hyperpod_ft.runs.run import Run
 
 _TICK_S = 0.3
@@ -61,7 +63,10 @@ class User:
 
     def __post_init__(self) -> None:
         self.injected: list[Fault] = []
-        self.faults = Faults(self.site, self.rng, self.log)
+        nodes = NODES[1 : 1 + max(2, CASES[self.case]["nodes"])]
+        with_fewer = "min_nodes" in CASES[self.case].get("cluster", {})
+        self.faults = Faults(self.site, self.rng, self.log, nodes, with_fewer)
+        self._hangs: set[Path] = set()
         self.path = self.site.directory / f"{self.case}.yaml"
         self.path.write_text(yaml.safe_dump(run_file(self.case, self.site.root, self.neuron_python)))
         low_high = _MOMENTS.items() if self.disturbed else ()
@@ -87,6 +92,8 @@ class User:
             jobs = self.site.jobs()
             run = self._run()
             done = [stage.name for stage in run.plan.stages if run.journal.is_done(stage.name)] if run else []
+            if run:
+                self._look_for_hangs(run)
             state = f"{jobs} {done} {run and run.paths.metrics_path.exists() and run.paths.metrics_path.stat().st_size}"
             if state != before:
                 changed_at, before = time.monotonic(), state
@@ -103,7 +110,9 @@ class User:
                 return run
             if jobs:
                 self._disturb(jobs)
-            elif self.rng.random() < 0.3 or not self.disturbed:
+            elif not self.disturbed:
+                raise HangError(f"an undisturbed run has failed after {done}")
+            elif self.rng.random() < 0.3:
                 self._resume()
             time.sleep(_TICK_S)
 
@@ -147,6 +156,13 @@ class User:
             self.site.resume_nodes()
         if any("held" in job.reason for job in jobs):
             self._command("cancel", str(self.path))
+
+    def _look_for_hangs(self, run: Run) -> None:
+        """It is a finding if a hang is reported though no process was stopped for long."""
+        for stacks in set(hangs(run.paths.directory).glob("[!.]*")) - self._hangs:
+            self._hangs.add(stacks)
+            if not self.faults.explain_hang():
+                self.found.append(f"a hang was reported, but nothing hung: {stacks.name}")
 
     def _look_for_doubles(self, jobs: list[SlurmJob]) -> None:
         names = [job.name for job in jobs if job.state in ("RUNNING", "PENDING")]

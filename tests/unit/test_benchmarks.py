@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,10 +129,14 @@ def test_records_name_no_place_of_the_machine() -> None:
 
 
 def test_the_soak_sees_what_became_different() -> None:
-    expected = {"metrics": [{"step": 1, "loss": 2.5}], "files": {"merged/a": "x"}}
+    expected: dict[str, Any] = {"metrics": [{"step": 1, "loss": 2.5}], "files": {"merged/a": "x"}}
     assert outcome.differences(expected, {"metrics": [{"step": 1, "loss": 2.5}], "files": {"merged/a": "x"}}) == []
     found = {"metrics": [{"step": 1, "loss": 2.25}], "files": {}}
     assert outcome.differences(expected, found) == [
         "files/merged/a: x became None",
         "metrics/0/loss: 2.5 became 2.25",
     ]
+    expected["rounding"] = 1e-3  # of a run on another number of nodes
+    found = {"rounding": 1e-3, "metrics": [{"step": 1, "loss": 2.501}], "files": {"merged/a": "x"}}
+    assert outcome.differences(expected, found) == []
+    assert len(outcome.differences(expected, found | {"metrics": [{"step": 1, "loss": 2.51}]})) == 1

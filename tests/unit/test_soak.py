@@ -1,15 +1,24 @@
-"""The library with which the soak has files fail and clocks jump."""
+"""How the soak has files fail, clocks jump, and processes hang."""
 
 import errno
 import os
+import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from benchmarks.soaking.faults import Fault, Faults
 from benchmarks.soaking.shim import OPERATIONS, Shim, build
+from benchmarks.soaking.site import Process
+from hyperpod_ft.job.hang import STOPPED
+from hyperpod_ft.processes import state
+from tests.waiting import wait_for
 
 _TRIES = """
 import os, sys, time
@@ -44,3 +53,43 @@ def test_only_files_below_the_root_fail_and_one_node_has_another_time(tmp_path: 
     assert failed == 0 and today >= now
     shim.fail(0, 0, ())
     assert tries(root / "file", "node2")[0] == 0
+
+
+class Chosen(random.Random):
+    """Chooses the fault of that name, and the shortest times."""
+
+    fault = ""
+
+    def choices(self, population: Any, *_: object, **__: object) -> list[Any]:
+        return [each for each in population if each.__name__ == self.fault]
+
+    def uniform(self, a: float, _: float) -> float:
+        return a
+
+
+@pytest.fixture
+def rank() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "300"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_only_a_rank_that_was_stopped_for_long_explains_a_hang(rank: "subprocess.Popen[bytes]") -> None:
+    site = Mock(processes=lambda: [Process(rank.pid, "rank", "train")], jobs=list)
+    logged: list[Fault] = []
+    rng = Chosen(1)
+    faults = Faults(site, rng, logged.append)
+    rng.fault = "_slow_rank"
+    faults.draw_mild()
+    assert not faults.explain_hang()
+    rng.fault = "_hang_rank"
+
+    def hung() -> bool:
+        faults.draw_mild()  # nothing until the other is over
+        return len(logged) == 2
+
+    wait_for(hung, 30, lambda: str(logged))
+    assert [fault.kind for fault in logged] == ["slow rank", "hung: rank"]
+    assert state(rank.pid) in STOPPED
+    assert faults.explain_hang() and not faults.explain_hang()
