@@ -10,9 +10,9 @@ from benchmarks.goals import Entry
 # A failure, what happens, and the kinds of the soak's faults that are it.
 OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     (
-        "a rank crashes",
+        "a rank crashes, or the process that ranks are forked from",
         "all ranks start again from the newest checkpoint, in the same job step",
-        ("kill -9: rank",),
+        ("kill -9: rank", "kill -9: fork server"),
     ),
     (
         "torchrun, `srun` or Slurm's step manager ends",
@@ -43,7 +43,10 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     (
         "a program of another stage, or of the job around the ranks, is killed",
         "the stage fails; `resume` runs it again",
-        ("kill -9: supervisor", "kill -9: script", "kill -9: stage", "kill -9: node program", "kill -9: others"),
+        (
+            *("kill -9: supervisor", "kill -9: script", "kill -9: stage", "kill -9: node program"),
+            *("kill -9: health check", "kill -9: Slurm's clients", "kill -9: others"),
+        ),
     ),
     (
         "the volume is full, or its calls fail",
