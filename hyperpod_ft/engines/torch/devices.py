@@ -65,6 +65,11 @@ def is_asynchronous(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+def same_bits(device: torch.device) -> bool:
+    """Whether ranks that compute the same get the same bits. On a GPU, each may choose other kernels."""
+    return device.type != "cuda"
+
+
 def pins(device: torch.device) -> bool:
     """Whether the device copies from and to pinned host memory while the program continues."""
     return device.type == "cuda"
