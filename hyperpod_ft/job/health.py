@@ -121,7 +121,7 @@ def _plugin_fault() -> str | None:
         return None
     return (
         f"has EFA, but NCCL does not find aws-ofi-nccl and would use TCP: {missing}; install it, or set LD_LIBRARY_PATH"
-        " in cluster.environment to its directory, or NCCL_NET to Socket"
+        " to its directory (/opt/amazon/ofi-nccl/lib) or NCCL_NET to Socket in cluster.environment"
     )
 
 

@@ -195,10 +195,7 @@ def with_efa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nccl_must_find_its_plugin_for_efa(
-    with_efa: None,
-    make_run: MakeRun,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    with_efa: None, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(cluster__nodes=2, cluster__instance_type="p5.48xlarge", parallelism={})
     run.freeze()
@@ -218,6 +215,7 @@ def test_nccl_must_find_its_plugin_for_efa(
     assert json.loads((tmp_path / "node-0-1.json").read_text())["faults"] == []
 
     started = Mock()
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # main changes it
     monkeypatch.setattr(node.subprocess, "run", Mock(return_value=Mock(returncode=0)))
     monkeypatch.setattr(node, "rendezvous", lambda *_: [])
     monkeypatch.setattr(node.os, "execvp", started)
