@@ -3,8 +3,8 @@
     python -m forking_torchrun ... -m layouts_worker STEPS OUT_DIRECTORY RUN_DIR...
 
 For each run: STEPS optimizer steps, then one forward and backward pass. Rank 0 writes, whole, the gradients of
-that pass, the parameters before it, and the losses of all passes. In the steps, the gradients that each tp rank
-computes whole differ a little, as they may on GPUs.
+that pass, the parameters before it, and the losses of all passes. In the steps, the gradients of norms that each
+tp rank computes whole differ a little, as they may on GPUs.
 """
 
 import sys
@@ -55,11 +55,15 @@ def measure(run: Run, ranks: Ranks, steps: int, out: Path) -> None:
     with device_meshes(device, ranks, run.plan.degrees, task.layout.sharding.shard_ranks) as meshes:
         attempt = TrainingLoop(task, ranks, device, meshes)
         attempt.add_reference()
-        for name, parameter in attempt.trained_weights.parameters.items():
-            if steps and attempt.trained_weights.shards[name].split.share < 1:
-                parameter.register_hook(lambda gradient: gradient * (1 + 1e-3 * ranks.rank * torch.rand(())))
+        others = [
+            parameter.register_hook(lambda gradient: gradient * (1 + 1e-4 * ranks.rank * torch.rand(())))
+            for name, parameter in attempt.trained_weights.parameters.items()
+            if attempt.trained_weights.shards[name].split.share < 1 and parameter.ndim == 1
+        ]
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         attempt.trained_weights.check_replicas(steps)
+        for each in others:
+            each.remove()
         means, _ = attempt.forward_backward(steps + 1)
         loss = means[0] / run.plan.degrees.tensor_parallel
         dist.all_reduce(loss)
