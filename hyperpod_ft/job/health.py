@@ -7,12 +7,13 @@ problem as one line with the node's name and what to do about it. Exit status: 0
 report.
 """
 
+import ctypes
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -32,6 +33,9 @@ _REPORT_SECONDS = 60
 VOLUME_GIB = 10
 TEMPORARY_GIB = 5
 _PACKAGES_LISTED = 5  # in one line
+_RDMA_DEVICES = Path("/sys/class/infiniband")  # also in a container
+# Without aws-ofi-nccl, its plugin for EFA, NCCL silently uses TCP, unless NCCL_NET has the plugin's name.
+EFA_PLUGIN = "AWS Libfabric"
 
 _REPORT = TypeAdapter(NodeReport)
 
@@ -96,6 +100,31 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
     return found
 
 
+def nccl_uses_efa(instance: Instance, nodes: int) -> bool:
+    """Whether NCCL is to use EFA between `nodes` nodes like this one."""
+    if instance.device != "cuda" or nodes == 1 or os.environ.get("NCCL_NET", EFA_PLUGIN) != EFA_PLUGIN:
+        return False
+    return any((device / "device" / "driver").resolve().name == "efa" for device in _RDMA_DEVICES.glob("*"))
+
+
+def _plugin_fault() -> str | None:
+    """Why NCCL could not load its plugin for EFA in this environment. The search is its own (plugin_open.cc)."""
+    name, missing = os.environ.get("NCCL_NET_PLUGIN"), ""
+    for library in (name, f"libnccl-net-{name}.so") if name else ("libnccl-net.so",):
+        try:
+            ctypes.CDLL(library)
+        except OSError as error:
+            missing = str(error)
+        else:
+            return None
+    if missing.startswith("libcudart"):  # torch will have loaded it
+        return None
+    return (
+        f"has EFA, but NCCL does not find aws-ofi-nccl and would use TCP: {missing}; install it, or set LD_LIBRARY_PATH"
+        " to its directory (/opt/amazon/ofi-nccl/lib) or NCCL_NET to Socket in cluster.environment"
+    )
+
+
 def _gather(directory: Path, attempt: int, nodes: int) -> list[NodeReport]:
     """The reports of all nodes, in their order; fewer when some do not arrive in time."""
     deadline = time.monotonic() + _REPORT_SECONDS
@@ -115,7 +144,10 @@ def check(run: Run) -> int:
     instance = run.config.instance
     in_step = ATTEMPT_DIRECTORY in os.environ
     host = this_host()
-    report = observe(instance, host.nodes if in_step else 1, run.paths.root)
+    nodes = host.nodes if in_step else 1
+    report = observe(instance, nodes, run.paths.root)
+    if nccl_uses_efa(instance, nodes) and (fault := _plugin_fault()):
+        report = replace(report, faults=(*report.faults, fault))
     if not in_step:
         return _print(problems([report], instance, host.replacement))
     directory = Path(os.environ[ATTEMPT_DIRECTORY])

@@ -17,6 +17,7 @@ import zlib
 from pathlib import Path
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
+from hyperpod_ft.job.health import EFA_PLUGIN, nccl_uses_efa
 from hyperpod_ft.job.job_host import MASTER_PORTS, JobHost, this_host
 from hyperpod_ft.planning.engine_rules import module_of, rules_of
 from hyperpod_ft.runs.job_files import shell_status
@@ -113,6 +114,8 @@ def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
     command = torchrun_command(run, meeting, host.number, precompile=precompile)
     first = rules_of(run.config.engine).program_directories(run.config, job_python(run.paths))
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
+    if nccl_uses_efa(run.config.instance, host.nodes):
+        os.environ["NCCL_NET"] = EFA_PLUGIN
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant
 
 

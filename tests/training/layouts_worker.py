@@ -3,7 +3,8 @@
     python -m forking_torchrun ... -m layouts_worker STEPS OUT_DIRECTORY RUN_DIR...
 
 For each run: STEPS optimizer steps, then one forward and backward pass. Rank 0 writes, whole, the gradients of
-that pass, the parameters before it, and the losses of all passes.
+that pass, the parameters before it, and the losses of all passes. In the steps, the gradients of norms that each
+tp rank computes whole differ a little, as they may on GPUs.
 """
 
 import sys
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.ranks import Ranks, device_of, join_ranks
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes
@@ -53,8 +55,15 @@ def measure(run: Run, ranks: Ranks, steps: int, out: Path) -> None:
     with device_meshes(device, ranks, run.plan.degrees, task.layout.sharding.shard_ranks) as meshes:
         attempt = TrainingLoop(task, ranks, device, meshes)
         attempt.add_reference()
+        others = [
+            parameter.register_hook(lambda gradient: gradient * (1 + 1e-4 * ranks.rank * torch.rand(())))
+            for name, parameter in attempt.trained_weights.parameters.items()
+            if attempt.trained_weights.shards[name].split.share < 1 and parameter.ndim == 1
+        ]
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         attempt.trained_weights.check_replicas(steps)
+        for each in others:
+            each.remove()
         means, _ = attempt.forward_backward(steps + 1)
         loss = means[0] / run.plan.degrees.tensor_parallel
         dist.all_reduce(loss)
@@ -71,6 +80,7 @@ def measure(run: Run, ranks: Ranks, steps: int, out: Path) -> None:
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
     adapters.initial_value = filled_value
+    devices.same_bits = lambda device: False
     loss.loss_block = lambda *, fused: 16  # so that small batches have several
     offload = activations.offload_layers
     # small models have no tensors of a size that would move

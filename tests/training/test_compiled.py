@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
-from tests.training.conftest import VOCABULARY, Jobs, MakeRun, metrics, write_rows
+from hyperpod_ft.engines.torch import devices
+from tests.training.conftest import VOCABULARY, Jobs, MakeRun, metrics, train_here, write_rows
 from tests.unit.tiny_families import MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
@@ -47,3 +49,19 @@ def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs) -> None:
         for key in ("loss", "grad_norm", "validation_loss"):
             assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=0, abs=1e-5)
         assert len(found) == 2 and all(row["validation_loss"] for row in found)
+
+
+def test_what_runs_uncompiled_is_said_once(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: compile_with(forward, backend="eager", dynamic=False))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
+    said = []
+    for graphs in (devices.GRAPHS, 1):  # with LoRA there are two: the first layer's input needs no gradient
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        monkeypatch.setattr(devices, "GRAPHS", graphs)
+        train_here(make_run(f"graphs-{graphs}", {"training.compile": True, "training.max_steps": 2}))
+        said.append(capsys.readouterr().out.count(f"a layer has had {graphs} graphs"))
+    assert said == [0, 1]

@@ -5,13 +5,14 @@
 runs those for CUDA.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED
@@ -198,15 +199,19 @@ def test_a_restart_changes_no_bit(make_run: MakeRun, device: torch.device, async
         assert [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)] == straight
 
 
+def run_of(make_run: MakeRun, kind: str, **settings: Any) -> Run:
+    own, family, changes = TRAININGS[kind]
+    sizes = SIZES | {"vocab_size": VOCABULARY}
+    model = tiny_t5.config() if family == "t5" else AutoConfig.for_model(family, **sizes | changes)
+    return make_run("gpu", own | settings, model=model)
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", TRAININGS)
 @pytest.mark.parametrize("device", [CUDA], indirect=True)
 def test_a_gpu_gives_the_losses_of_a_cpu(make_run: MakeRun, device: torch.device, kind: str, precision: str) -> None:
-    settings, family, changes = TRAININGS[kind]
-    sizes = SIZES | {"vocab_size": VOCABULARY}
-    model = tiny_t5.config() if family == "t5" else AutoConfig.for_model(family, **sizes | changes)
-    run = make_run("gpu", settings | {"training.precision": precision}, model=model)
+    run = run_of(make_run, kind, **{"training.precision": precision})
     steps: dict[str, list[Step]] = {}
     for each in (torch.device("cpu"), device):
         with training(run, each, WHOLE) as loop:
@@ -216,6 +221,39 @@ def test_a_gpu_gives_the_losses_of_a_cpu(make_run: MakeRun, device: torch.device
     assert [step.loss for step in steps[device.type]] == pytest.approx([step.loss for step in expected], rel=limit)
     norms = [step.grad_norm for step in expected]
     assert [step.grad_norm for step in steps[device.type]] == pytest.approx(norms, rel=limit_of_norm)
+
+
+class Asking(TorchDispatchMode):
+    """Refuses what waits for a device: values that decide the shape of a result, or what the program does next."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+        if func is torch.ops.aten.index.Tensor:  # only where it selects
+            depends = any(index is not None and index.dtype == torch.bool for index in args[1])
+        if depends:
+            raise AssertionError(f"{func} asks for a value")
+        return func(*args, **kwargs or {})
+
+
+def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args)
+
+    return call
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("kind", [kind for kind in TRAININGS if "compiled" not in kind])
+def test_no_step_asks_for_a_value(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The same without a GPU, but for copies; where a GPU has one kernel for all documents, the CPU's is left out."""
+    run = run_of(make_run, kind)
+    for owner, name in ((TrainingLoop, "inputs"), (attention, "_each_document")):
+        monkeypatch.setattr(owner, name, on_host(getattr(owner, name)))
+    with training(run, torch.device("cpu"), WHOLE) as loop:
+        with Asking():
+            launched = loop.launch(1, [])
+        assert launched.read(loop.metrics).number == 1
 
 
 @pytest.mark.training

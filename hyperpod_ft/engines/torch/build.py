@@ -217,11 +217,17 @@ def _divide(
 ) -> dict[str, TensorSplit]:
     """Split the model over tensor-parallel ranks, before it is cut into stages."""
     if model.config.is_encoder_decoder:
-        return t5.parallelize(model, mesh)
-    family = divisible_family(model.config.model_type)
-    return tensor_parallel.parallelize(
-        model, family, mesh, sequence_parallel=layout.sequence_parallel, stages=_layers_of(model, cut)
-    )
+        splits = t5.parallelize(model, mesh)
+    else:
+        family = divisible_family(model.config.model_type)
+        splits = tensor_parallel.parallelize(
+            model, family, mesh, sequence_parallel=layout.sequence_parallel, stages=_layers_of(model, cut)
+        )
+    if devices.same_bits(torch.device(mesh.device_type)):
+        return splits
+    # of what each rank computes whole, such as the gradient of the last norm, they take the mean: copies stay the same
+    mean = TensorSplit(torch.Size(), sums=mesh.get_group(), share=1 / mesh.size())
+    return {name: replace(mean, shape=p.shape) for name, p in model.named_parameters()} | splits
 
 
 def _change_forward(layers: list[nn.Module], task: TrainingTask, device: torch.device) -> None:

@@ -16,6 +16,9 @@ from hyperpod_ft.config.sections.training import Training
 
 # by their names in a run file
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Of a function, before torch runs what is new of it uncompiled. Layers of one class share a function; torch's own limit
+# is 8, fewer than the layers of a model whose layers share no graph.
+GRAPHS = 64
 
 
 def fixed_shapes(device: torch.device) -> bool:
@@ -62,6 +65,11 @@ def is_asynchronous(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+def same_bits(device: torch.device) -> bool:
+    """Whether ranks that compute the same get the same bits. On a GPU, each may choose other kernels."""
+    return device.type != "cuda"
+
+
 def pins(device: torch.device) -> bool:
     """Whether the device copies from and to pinned host memory while the program continues."""
     return device.type == "cuda"
@@ -95,9 +103,15 @@ def compile_layers(layers: Sequence[nn.Module], training: Training, device: torc
     # read when something is compiled first
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+    torch._dynamo.config.recompile_limit = GRAPHS
     backend = "neuron" if device.type == "neuron" else "inductor"
     for layer in layers:
         layer.forward = torch.compile(layer.forward, backend=backend, dynamic=False, fullgraph=fixed_shapes(device))
+
+
+def compiles_no_more() -> bool:
+    """Whether a function has had so many graphs that what is new of it runs uncompiled."""
+    return any("recompile limit" in reason for reason in torch._dynamo.utils.counters["unimplemented"])
 
 
 def let_vary(tensor: torch.Tensor, dimension: int) -> None:

@@ -99,6 +99,7 @@ class TrainingLoop:
         )
         self.vocabulary = of_language_model(read_config(task.base_model)).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=task.config.lora)
+        self.notes_graphs = ranks.is_rank_0 and devices.compiles(self.config, device)
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         if task.layout.sharding.offload != "none" and device.type != "cpu":
             # the update is computed here; scripts give a rank one thread, for ranks that compute on the same CPUs
@@ -194,6 +195,9 @@ class TrainingLoop:
                 row_metrics,
                 nothing_launched=nothing_launched,
             )
+        if self.notes_graphs and devices.compiles_no_more():
+            self.notes_graphs = False
+            print(f"train: a layer has had {devices.GRAPHS} graphs: what is new runs uncompiled, slower", flush=True)
         sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 

@@ -51,6 +51,8 @@ def device_meshes(device: torch.device, ranks: Ranks, degrees: Degrees, shard_ra
     its ranks communicate several times per layer, so they are neighbors on one node; then come those that share a row's
     tokens, the experts or a copy of the state; pipeline stages exchange least.
     """
+    # Without `device_id`, with which NCCL would split all groups from this one: that slowed layouts of several axes
+    # (NVIDIA-NeMo/RL#3073), and the watch finds a link that hangs.
     dist.init_process_group(
         backend(device),
         store=ranks.store,

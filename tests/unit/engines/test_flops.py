@@ -33,6 +33,19 @@ def test_llama_3_8b_with_lora_has_no_gradients_of_frozen_matrices() -> None:
     assert flops_per_token(LLAMA_3_8B, TOTAL + ADAPTERS, ADAPTERS, 2048, tied=False) == expected == 33_492_582_400
 
 
+def test_other_counts_of_the_same_step() -> None:
+    """The table in benchmarks/performance.md: rows of 4,096 tokens in documents of 512."""
+    matrices, pairs = TOTAL - LOOKUP, 32 * 32 * 128
+    counts = (
+        flops_per_token(LLAMA_3_8B, TOTAL + ADAPTERS, ADAPTERS, 4096, tied=False) or 0.0,
+        2 / 3 * (6 * matrices + 12 * pairs * 4096 / 2),  # NeMo AutoModel's flops_utils.py, with LoRA
+        4 * matrices + 6 * ADAPTERS + 12 * pairs * 512 / 2,
+    )
+    assert [round(count / 1e9, 1) for count in counts] == [36.7, 32.2, 30.7]
+    shares = [[round(100 * rate * count / 989.4e12, 1) for rate in (15_859, 16_871, 12_473)] for count in counts]
+    assert shares == [[58.8, 62.6, 46.3], [51.6, 54.9, 40.6], [49.2, 52.3, 38.7]]
+
+
 def test_a_tied_embedding_is_multiplied_once_as_output() -> None:
     total = TOTAL - LOOKUP
     assert flops_per_token(LLAMA_3_8B, total, total, 2048, tied=True) == 48_250_773_504

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job import health, job_host, node_report
+from hyperpod_ft.job import health, job_host, node, node_report
 from hyperpod_ft.job.health import problems
 from hyperpod_ft.job.job_host import JobHost, SlurmHost
 from hyperpod_ft.job.node_report import NodeReport, observe
@@ -122,7 +123,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
     return write
 
 
-def efa(interfaces: int) -> str:
+def listed(interfaces: int) -> str:
     endpoints = (("rdm", "FI_EP_RDM"), ("dgrm", "FI_EP_DGRAM"))
     return "".join(
         f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + number}s27-{suffix}\n    version: 121.0\n"
@@ -138,7 +139,7 @@ def test_a_trainium_node_is_read(stand_in: Callable[[str, str], None], tmp_path:
         "neuron-ls", json.dumps([device | {"neuron_device": number, "nc_count": 2} for number in range(16)], indent=4)
     )
     stand_in("modinfo", "2.21.37.0\n")
-    stand_in("fi_info", efa(8))
+    stand_in("fi_info", listed(8))
     report = observe(TRN1, 2, tmp_path)
     assert (report.devices, report.device_cores, report.efa) == (16, (2,) * 16, 8)
     assert report.versions is not None and report.versions["neuron driver"] == "2.21.37.0"
@@ -179,6 +180,52 @@ def test_gpus_are_counted(stand_in: Callable[[str, str], None], tmp_path: Path) 
     report = replace(observe(CATALOGUE["p5.48xlarge"], 1, tmp_path), volume_gib=99.0, temporary_gib=99.0)
     found = problems([report], CATALOGUE["p5.48xlarge"], replace_words)
     assert found == [f"{report.node}: nvidia-smi lists 7 devices, p5.48xlarge has 8; replace {report.node}"]
+
+
+@pytest.fixture
+def with_efa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EFA device in a tree like sysfs."""
+    device, driver = tmp_path / "infiniband" / "rdmap0s6" / "device", tmp_path / "drivers" / "efa"
+    for directory in (device, driver):
+        directory.mkdir(parents=True)
+    (device / "driver").symlink_to(driver)
+    monkeypatch.setattr(health, "_RDMA_DEVICES", tmp_path / "infiniband")
+    monkeypatch.delenv("NCCL_NET", raising=False)
+    monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
+
+
+def test_nccl_must_find_its_plugin_for_efa(
+    with_efa: None, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(cluster__nodes=2, cluster__instance_type="p5.48xlarge", parallelism={})
+    run.freeze()
+    monkeypatch.setattr(health, "observe", lambda *_: NodeReport("node1"))
+    for name, value in {ATTEMPT_DIRECTORY: str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert health.check(run) == 0
+    (fault,) = json.loads((tmp_path / "node-0-1.json").read_text())["faults"]
+    assert fault.startswith(
+        "has EFA, but NCCL does not find aws-ofi-nccl and would use TCP: libnccl-net.so: cannot open"
+    )
+    monkeypatch.setenv("NCCL_NET_PLUGIN", "other")
+    assert "libnccl-net-other.so" in str(health._plugin_fault())
+    monkeypatch.setenv("NCCL_NET_PLUGIN", "libm.so.6")  # any library that loads
+    assert health.check(run) == 0
+    assert json.loads((tmp_path / "node-0-1.json").read_text())["faults"] == []
+
+    started = Mock()
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # main changes it
+    monkeypatch.setattr(node.subprocess, "run", Mock(return_value=Mock(returncode=0)))
+    monkeypatch.setattr(node, "rendezvous", lambda *_: [])
+    monkeypatch.setattr(node.os, "execvp", started)
+    monkeypatch.setattr(sys, "argv", ["node", str(run.paths.directory)])
+    for given, found in ((None, "AWS Libfabric"), ("Socket", "Socket")):
+        if given:
+            monkeypatch.setenv("NCCL_NET", given)
+        node.main()
+        assert os.environ.pop("NCCL_NET") == found
+    assert started.call_count == 2
 
 
 def full(*_: object) -> None:

@@ -132,7 +132,9 @@ class ShardedWeights(TrainedWeights):
 
     def _gradient(self, name: str) -> torch.Tensor:
         gradient = self.parameters[name].grad
-        return torch.zeros_like(self._shard(name)) if gradient is None else local(gradient)
+        if gradient is None:
+            return torch.zeros_like(self._shard(name))
+        return self.shards[name].summand(local(gradient))
 
     @torch.no_grad()
     def use_masters(self, names: list[str]) -> None:

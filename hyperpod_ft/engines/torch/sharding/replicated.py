@@ -47,7 +47,7 @@ class _Bucket:
     @torch.no_grad()
     def reduce(self) -> dict[str, torch.Tensor]:
         """The summed gradients of this rank's shards, fp32; drops the parameters' own."""
-        gradients = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
+        gradients = {name: self.shards[name].summand(_gradient(p)) for name, p in self.parameters.items()}
         for parameter in self.parameters.values():
             parameter.grad = None
         if not self.communicates:

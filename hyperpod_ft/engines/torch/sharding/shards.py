@@ -77,6 +77,7 @@ class TensorSplit:
     index: int = 0  # of this rank in its group of such ranks
     ranks: int = 1  # of that group
     sums: dist.ProcessGroup | None = None  # sum gradients over this group; None: each rank has the full gradient
+    share: float = 1.0  # of the gradient that a rank computes, in that sum
 
     @property
     def length(self) -> int:
@@ -134,6 +135,10 @@ class RankShard:
         if self.ends:
             found["first and last pipeline"] = self.ends
         return found
+
+    def summand(self, gradient: torch.Tensor) -> torch.Tensor:
+        """What this rank adds to the sum over `split.sums`."""
+        return gradient if self.split.share == 1 else gradient * self.split.share
 
     @property
     def replicas(self) -> int:

@@ -191,7 +191,7 @@ def test_by_default_only_accelerators_compile(tmp_path: Path) -> None:
     ],
 )
 def test_divided_layers_share_a_graph(family: str, sequence_parallel: bool, lora: bool, graphs: int) -> None:
-    """So they must: torch compiles a function at most eight times, and runs later layers one operation at a time."""
+    """Each graph takes time to compile, and torch makes a limited number (devices.GRAPHS) of a function."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
