@@ -76,6 +76,8 @@ def create_training_job(run: Run, group: StageGroup, name: str, code: str, run_f
     }
     if environment := _environment(run.config):
         request["Environment"] = environment
+    if section.remote_debug:
+        request["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
     if section.file_system:
         request["VpcConfig"] = {
             "Subnets": list(section.file_system.subnets),

@@ -29,6 +29,10 @@ SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3", "ec
 ROLE = "sagemaker.role"
 _SUBNET, _FSX = "sagemaker.file_system.subnets", "sagemaker.file_system.id"
 _ECR_IMAGE = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+):([^@]+)")
+_SESSION_ACTIONS = (
+    *("ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel"),
+    *("ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel"),
+)
 _NETWORK_ACTIONS = (
     *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
     *("ec2:DeleteNetworkInterfacePermission", "ec2:DescribeNetworkInterfaces", "ec2:DescribeVpcs"),
@@ -208,6 +212,8 @@ def _role_permissions(run: Run, given: Account) -> list[Finding]:
         needs.append(Need(("s3:PutObject",), _objects(given, output)))
     if sagemaker_section(run.config).file_system:
         needs.append(Need(_NETWORK_ACTIONS))
+    if sagemaker_section(run.config).remote_debug:
+        needs.append(Need(_SESSION_ACTIONS))
     remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
     return role.has_permissions(given, needs, remedy)
 

@@ -51,7 +51,7 @@ def errors(checked: ValidationResult) -> list[Finding]:
 
 
 def test_what_setup_makes_passes(check: Callable[..., ValidationResult]) -> None:
-    checked = check()
+    checked = check({"remote_debug": True})
     assert checked.findings == ()
     assert checked.skipped == ()
     assert "permissions of the role to create the next job" in checked.done
@@ -109,6 +109,9 @@ def test_roles(aws: Aws, section: dict[str, Any], check: Callable[..., Validatio
     allow(iam, "weak", "logs:*", "ecr:*", "s3:Get*", "s3:List*")
     checked = check({"role": f"{account}/weak"})
     assert "s3:PutObject" in only(errors(checked)).found
+    assert "ssmmessages:" not in only(errors(checked)).found
+    debugged = only(errors(check({"role": f"{account}/weak", "remote_debug": True}))).found
+    assert "ssmmessages:OpenDataChannel" in debugged
     alone = only([finding for finding in checked.findings if finding.verdict == "warning"])
     assert "sagemaker:CreateTrainingJob" in alone.found
     assert "submit --watch" in alone.remedy

@@ -87,6 +87,9 @@ class SageMaker(Section):
     training_plan: TrainingPlanArn | None = Field(
         None, description="Training plan that reserves the instances of the training."
     )
+    remote_debug: bool = Field(
+        False, description="Let Systems Manager open a shell in the containers. `submit` prints the command."
+    )
     output: S3Url | None = Field(
         None,
         description="S3 prefix that CreateTrainingJob requires as an output path, although nothing is written there."

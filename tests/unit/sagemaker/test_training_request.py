@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "parallelism": {},
         "env": {},
     },
-    "trn1-fsx": {"sagemaker": FSX | {"keep_alive": 30}, **NEURON},
+    "trn1-fsx": {"sagemaker": FSX | {"keep_alive": 30, "remote_debug": True}, **NEURON},
     "trn2-plan": {
         "sagemaker": STORE
         | {"training_plan": "arn:aws:sagemaker:us-west-2:123456789012:training-plan/plan", "image": "own/image:1"},
