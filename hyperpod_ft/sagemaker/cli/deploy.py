@@ -72,6 +72,33 @@ def create(
     raise typer.Exit(show_endpoints.deployed(deployment, proof))
 
 
+@app.command()
+def register(
+    run: RunReference = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Model package group. Default: the run file's name.")
+    ] = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests; create nothing.")] = False,
+    profile: Profile = None,
+) -> None:
+    """Copy the tuned model to S3 and register it in SageMaker's Model Registry with its scores, to be approved.
+
+    Safe to run again after an interruption.
+    """
+    from hyperpod_ft.sagemaker.endpoint.registry import registration
+
+    found = _run(run, overrides)
+    operations = _operations(found, None, profile)
+    planned = operations.preview(found)
+    made = registration(planned, group)
+    show_endpoints.registration(planned, made)
+    if dry_run:
+        show_endpoints.print_requests(made.in_order())
+        return
+    show_endpoints.registered(operations.register(planned, made), made, operations.region)
+
+
 @app.command("list")
 def list_command(region: Region = None, profile: Profile = None, as_json: Json = False) -> None:
     """List the endpoints that the kit created in a region, with their hours and price."""
