@@ -1,5 +1,6 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     help="Create, validate, connect to, change and delete a HyperPod cluster.",
     cls=command_group(
         headings={
-            "The cluster": "init validate create status doctor delete",
+            "The cluster": "init plans validate create status doctor delete",
             "Its nodes": "ssh logs events replace-node reboot-node delete-node",
             "Changes": "scale delete-group update auto-patch node-recovery observability",
         }
@@ -46,6 +47,31 @@ def init(
 
     copy_example(cluster_config.example(), output)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft cluster validate {output}")
+
+
+@app.command()
+def plans(
+    instance: Annotated[str, typer.Option("--instance", help="Instance type, such as trn2.48xlarge.")],
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many instances.")] = 1,
+    days: Annotated[int, typer.Option("--days", min=1, help="For how long.")] = 7,
+    start: Annotated[
+        datetime | None, typer.Option("--from", formats=["%Y-%m-%d"], help="First day, in UTC. Default: today.")
+    ] = None,
+    training_jobs: Annotated[
+        bool, typer.Option("--training-jobs", help="Plans for SageMaker training jobs instead of clusters.")
+    ] = False,
+    region: Annotated[str | None, typer.Option("--region", help="AWS region. Default: the AWS CLI's.")] = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """List the training plans that AWS offers, with their prices; buys nothing."""
+    from hyperpod_ft.aws.session import Session
+    from hyperpod_ft.cluster import plans as training_plans
+
+    target = "training-job" if training_jobs else "hyperpod-cluster"
+    session = Session(region, profile)
+    found = training_plans.offers(session, instance, count, days, start, target)
+    show_cluster.offers(found, str(session.client("sagemaker").meta.region_name), as_json)
 
 
 @app.command()
