@@ -60,7 +60,7 @@ def _offline(run: Run) -> Iterable[Finding]:
     if section.region not in known_regions("sagemaker"):
         yield error("sagemaker.region", f"SageMaker is not offered in {section.region}", "set another region")
     if run.config.cluster.mail_user:
-        yield warning("cluster.mail_user", NO_MAIL, "an EventBridge rule can do that (docs/training-jobs.md)")
+        yield warning("cluster.mail_user", NO_MAIL, "`hyperpod-ft sagemaker setup --mail ADDRESS`")
     for group in groups(run.plan.stages):
         try:
             request = create_training_job(run, group, job_name(run, group.name, 1), "code")

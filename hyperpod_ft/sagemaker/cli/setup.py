@@ -28,6 +28,9 @@ def setup(
     file_system: Annotated[
         bool, typer.Option("--file-system", help="Also let jobs mount a file system in a VPC (sagemaker.file_system).")
     ] = False,
+    mail: Annotated[
+        str | None, typer.Option("--mail", help="Address that is told about failed and stopped jobs. Empty: nobody.")
+    ] = None,
     print_template: Annotated[
         bool, typer.Option("--print", help="Print the CloudFormation template instead of creating the stack.")
     ] = False,
@@ -49,7 +52,10 @@ def setup(
         reporter(name, tables.progress),
         name=name,
         file_system=file_system,
+        mail=mail,
     )
+    if mail:
+        print(f"AWS asks {mail} to confirm. Mails cost what SNS bills: https://aws.amazon.com/sns/pricing/")
     print("For the run file:\n")
     print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}")
     if file_system:
