@@ -66,6 +66,8 @@ def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., Validatio
     assert "ml.m7i.large for training job usage` is 0" in found.found
     assert "request-service-quota-increase" in found.remedy
     assert "ml.c7i.xlarge for spot training job usage" in only(errors(check({"spot": True}))).found
+    other = check({"cpu_instance_type": "m7i.xlarge", "other_instance_types": ["c7i.48xlarge"]})
+    assert "ml.c7i.48xlarge for training job usage" in only(of(other, "sagemaker.other_instance_types")).found
     checked = check({"keep_alive": 10})
     assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).found
 

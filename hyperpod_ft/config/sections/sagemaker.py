@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import (
     FileSystemId,
@@ -24,6 +24,15 @@ from hyperpod_ft.errors import did_you_mean
 _S3_URL = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()@=+,-]+)*/?"
 _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9]+")
 
+
+def _without_ml(value: str) -> str:
+    name = value.removeprefix("ml.")
+    if not _INSTANCE_TYPE.fullmatch(name):
+        raise ValueError("must be an instance type such as c7i.4xlarge")
+    return name
+
+
+InstanceType = Annotated[str, AfterValidator(_without_ml)]
 S3Url = Annotated[str, matches(_S3_URL, "s3://bucket or s3://bucket/prefix")]
 Container = Literal["vllm", "lmi", "neuron"]  # of an endpoint
 MAX_LORA_RANK = 512  # of adapters that vLLM serves
@@ -65,8 +74,13 @@ class SageMaker(Section):
             description="Container image of every job. If not set, AWS's, where it exists (docs/training-jobs.md).",
         )
     )
-    cpu_instance_type: str = Field(
+    cpu_instance_type: InstanceType = Field(
         "c7i.4xlarge", description="Instance type of the jobs that use only CPUs, before and after training."
+    )
+    other_instance_types: Annotated[tuple[InstanceType, ...], Field(max_length=4)] = Field(
+        (),
+        description="Types that training may have where `cluster.instance_type` has no capacity, the best first: with"
+        " as many devices and at least their memory.",
     )
     volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(
         500, description="Size of each instance's volume, in GB. Types with NVMe disks use these instead."
@@ -101,14 +115,6 @@ class SageMaker(Section):
     def _without_a_slash(cls, value: str | None) -> str | None:
         return value.rstrip("/") if value else value
 
-    @field_validator("cpu_instance_type")
-    @classmethod
-    def _instance_type(cls, value: str) -> str:
-        name = value.removeprefix("ml.")
-        if not _INSTANCE_TYPE.fullmatch(name):
-            raise ValueError("must be an instance type such as c7i.4xlarge")
-        return name
-
     @model_validator(mode="after")
     def _consistent(self) -> "SageMaker":
         if (self.store is None) == (self.file_system is None):
@@ -119,6 +125,8 @@ class SageMaker(Section):
             raise ValueError("spot and training_plan: the instances of a plan are not spot instances; set one of them")
         if self.spot and self.keep_alive:
             raise ValueError("spot and keep_alive: SageMaker keeps no spot instances in a warm pool; set one of them")
+        if self.other_instance_types and (self.spot or self.training_plan or self.keep_alive):
+            raise ValueError("other_instance_types: not with spot, training_plan or keep_alive; leave one of them out")
         return self
 
     @property
