@@ -79,15 +79,15 @@ class SageMaker(Section):
     )
     other_instance_types: Annotated[tuple[InstanceType, ...], Field(max_length=4)] = Field(
         (),
-        description="Types that training may have where `cluster.instance_type` has no capacity, the best first: with"
-        " as many devices and at least their memory.",
+        description="Types for training without capacity for `cluster.instance_type`, the best first: as many devices,"
+        " of at least its memory.",
     )
     volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(
         500, description="Size of each instance's volume, in GB. Types with NVMe disks use these instead."
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances. They are cheaper, but AWS may take them back. Training then resumes.",
+        description="Train on spot instances, which are cheaper. AWS may take them back; training then resumes.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
@@ -95,19 +95,17 @@ class SageMaker(Section):
     )
     keep_alive: Annotated[NonNegativeInt, Field(le=360)] = Field(
         0,
-        description="Minutes that the training's instances wait for another training, such as one that resumes this"
-        " one (a warm pool). They cost as much as busy ones. Not with `spot`.",
+        description="Minutes that the training's instances wait, at full price, for another training (a warm pool)."
+        " Not with `spot`.",
     )
     training_plan: TrainingPlanArn | None = Field(
         None, description="Training plan that reserves the instances of the training."
     )
-    remote_debug: bool = Field(
-        False, description="Let Systems Manager open a shell in the containers. `submit` prints the command."
-    )
+    remote_debug: bool = Field(False, description="Allow a shell in the containers; `submit` prints the command.")
     output: S3Url | None = Field(
         None,
-        description="S3 prefix that CreateTrainingJob requires as an output path, although nothing is written there."
-        " With file_system, `sagemaker setup --file-system` prints one. If not set: the store.",
+        description="S3 prefix that CreateTrainingJob requires, although nothing is written there. With file_system,"
+        " `sagemaker setup --file-system` prints one. If not set: the store.",
     )
 
     @field_validator("store", "output")
@@ -158,8 +156,8 @@ class Deploy(Section):
     )
     container: Container | None = Field(
         None,
-        description="`vllm` (AWS's vLLM image), `lmi` (AWS's Large Model Inference image), or `neuron` (Hugging Face's"
-        " vLLM for inf2 and trn1). If not set: `neuron` on inf2 and trn1, otherwise `vllm`.",
+        description="Server: `vllm`, `lmi` or `neuron` (docs/endpoints.md). If not set: `neuron` on inf2 and trn1,"
+        " otherwise `vllm`.",
     )
     model: Literal["merged", "adapter"] = Field(
         "merged",

@@ -26,14 +26,12 @@ STACK = "hyperpod-ft-training"
 def setup(
     name: Name = STACK,
     file_system: Annotated[
-        bool, typer.Option("--file-system", help="Also let jobs mount a file system in a VPC (sagemaker.file_system).")
+        bool, typer.Option("--file-system", help="Let jobs mount a file system too (sagemaker.file_system).")
     ] = False,
     mail: Annotated[
         str | None, typer.Option("--mail", help="Address that is told about failed and stopped jobs. Empty: nobody.")
     ] = None,
-    print_template: Annotated[
-        bool, typer.Option("--print", help="Print the CloudFormation template instead of creating the stack.")
-    ] = False,
+    print_template: Annotated[bool, typer.Option("--print", help="Print the template; create nothing.")] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
