@@ -29,7 +29,8 @@ def setup(
         bool, typer.Option("--file-system", help="Let jobs mount a file system too (sagemaker.file_system).")
     ] = False,
     mail: Annotated[
-        str | None, typer.Option("--mail", help="Address that is told about failed and stopped jobs. Empty: nobody.")
+        str | None,
+        typer.Option("--mail", metavar="ADDRESS", help="Who is told about failed and stopped jobs. Empty: nobody."),
     ] = None,
     print_template: Annotated[bool, typer.Option("--print", help="Print the template; create nothing.")] = False,
     region: Region = None,
