@@ -107,6 +107,8 @@ class ClusterConfig(Section):
         if self.accounting_database and self.accounting_database.secret_arn.split(":")[3] != self.region:
             raise ValueError(f"accounting_database.secret_arn: not in region {self.region}; name a secret there")
         continuous = self.provisioning == "api" and self.continuous_provisioning
+        if not continuous and any(group.min_count for group in self.workers):
+            raise ValueError("min_count needs continuous_provisioning: otherwise all instances must come; leave it out")
         if problem := self.kms_keys.problem(self.region, existing=self.existing is not None, continuous=continuous):
             raise ValueError(problem)
         return self

@@ -5,7 +5,7 @@ import binascii
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import (
     FileSystemId,
@@ -135,6 +135,17 @@ class Workers(InstanceGroup):
     training_plan_arn: TrainingPlanArn | None = Field(
         None, description="Training plan that reserves this group's capacity."
     )
+    min_count: PositiveInt | None = Field(
+        None,
+        description="With fewer instances after three hours, HyperPod releases those of a new group. Needs"
+        " `continuous_provisioning`.",
+    )
+
+    @model_validator(mode="after")
+    def _at_most_all(self) -> "Workers":
+        if self.min_count and self.min_count > self.count:
+            raise ValueError(f"min_count: is {self.min_count}, more than count: {self.count}; lower it")
+        return self
 
     @property
     def slurm_partition(self) -> str:

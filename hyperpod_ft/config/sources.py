@@ -48,6 +48,11 @@ class Asset:
         return self.source if self.kind == "hub" else self.source.rstrip("/").rsplit("/", 1)[-1]
 
     @property
+    def pinned(self) -> str:
+        """The source, and the revision if there is one."""
+        return f"{self.source} @ {self.revision}" if self.revision else self.source
+
+    @property
     def slug(self) -> str:
         """A directory name made of source and revision, for example `meta-llama--Meta-Llama-3-8B@8cde5ca…`."""
         name = self.short_name.replace("/", "--")

@@ -25,7 +25,7 @@ def install_trackers(run: Run) -> dict[str, str]:
         try:
             with publish.lock(environment.with_name(f".{environment.name}.lock")):
                 if not environment.exists():
-                    build(pins_file(tracker), environment)
+                    build(pins_file(run.paths.tracker_pins(tracker)), environment)
         except (UserError, OSError) as error:
             problems[tracker] = str(error)
     return problems

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.node_report import NodeReport, observe
@@ -40,21 +40,25 @@ EFA_PLUGIN = "AWS Libfabric"
 _REPORT = TypeAdapter(NodeReport)
 
 
-def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callable[[str], str]) -> list[str]:
-    """One line for each problem; `replace(node)` says how to have a node replaced.
+def problems(
+    reports: Sequence[NodeReport], instance: Instance, replace: Callable[[str], str], others: Sequence[Instance] = ()
+) -> list[str]:
+    """One line for each problem; `replace(node)` says how to have a node replaced. `others`: what a node may be too.
 
     A node of another type is a good one in the wrong place: nothing else about it matters, and it is not replaced.
     """
-    others = [report for report in reports if report.instance_type not in ("", instance.name)]
+    accepted = (instance, *others)
+    strangers = [report for report in reports if report.instance_type not in ("", *(one.name for one in accepted))]
     found = [
         f"{report.node}: is a {report.instance_type}, not a {instance.name}; set cluster.partition to a partition that"
         f" has {instance.name} nodes only"
-        for report in others
+        for report in strangers
     ]
-    reports = [report for report in reports if report not in others]
+    reports = [report for report in reports if report not in strangers]
     for report in reports:
         found += [f"{report.node}: {fault}" for fault in report.faults]
-        found += [f"{report.node}: {what}; {replace(report.node)}" for what in _of_node(report, instance)]
+        wrong = min((_of_node(report, one) for one in accepted if report.instance_type in ("", one.name)), key=len)
+        found += [f"{report.node}: {what}; {replace(report.node)}" for what in wrong]
         if report.temporary_gib is not None and report.temporary_gib < TEMPORARY_GIB:
             found.append(
                 f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {TEMPORARY_GIB};"
@@ -141,7 +145,8 @@ def _report_path(directory: Path, attempt: int, node_number: int) -> Path:
 
 def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
-    instance = run.config.instance
+    instance, section = run.config.instance, run.config.sagemaker
+    others = [CATALOGUE[name] for name in section.other_instance_types if name in CATALOGUE] if section else []
     in_step = ATTEMPT_DIRECTORY in os.environ
     host = this_host()
     nodes = host.nodes if in_step else 1
@@ -149,7 +154,7 @@ def check(run: Run) -> int:
     if nccl_uses_efa(instance, nodes) and (fault := _plugin_fault()):
         report = replace(report, faults=(*report.faults, fault))
     if not in_step:
-        return _print(problems([report], instance, host.replacement))
+        return _print(problems([report], instance, host.replacement, others))
     directory = Path(os.environ[ATTEMPT_DIRECTORY])
     if not directory.is_dir():  # another volume, or none, is mounted where the first node has the shared one
         return _print([f"{report.node}: does not see {directory}; {host.replacement(report.node)}"])
@@ -160,7 +165,7 @@ def check(run: Run) -> int:
     if host.number:
         return 0
     reports = _gather(directory, host.attempt, host.nodes)
-    if found := problems(reports, instance, host.replacement):
+    if found := problems(reports, instance, host.replacement, others):
         report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)
     if len(reports) < host.nodes:

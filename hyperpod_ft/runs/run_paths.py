@@ -246,9 +246,15 @@ class RunPaths(TrainingPaths):
         given = self._config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
+    def tracker_pins(self, tracker: str) -> str:
+        """The environment of pins/ with a tracker's packages; AWS's MLflow needs a plugin, which disturbs others."""
+        address = self._config.cluster.environment.get("MLFLOW_TRACKING_URI", "")
+        return "mlflow-sagemaker" if tracker == "mlflow" and address.startswith("arn:") else tracker
+
     def tracker_environment(self, tracker: str) -> Path:
         """The virtual environment of a tracker's packages. Not part of the plan: no stage's result depends on it."""
-        return self.root / "envs" / f"{tracker}-{text_sha256(' '.join(requirements(tracker)))[:16]}"
+        pins = self.tracker_pins(tracker)
+        return self.root / "envs" / f"{pins}-{text_sha256(' '.join(requirements(pins)))[:16]}"
 
     def tracker_python(self, tracker: str) -> Path:
         """The interpreter that publishes to a tracker; it may not exist."""

@@ -52,6 +52,12 @@ class StageGroup:
         cluster = run.config.cluster.instance_type
         return cluster if self.starts_ranks or whole else sagemaker_section(run.config).cpu_instance_type
 
+    def instance_types(self, run: Run) -> tuple[str, ...]:
+        """The types that SageMaker may choose from, the best first; without `ml.`."""
+        first = self.instance_type(run)
+        of_training = first == run.config.cluster.instance_type
+        return (first, *(sagemaker_section(run.config).other_instance_types if of_training else ()))
+
     def accelerated(self, run: Run) -> bool:
         known = CATALOGUE.get(self.instance_type(run))
         return known is not None and known.has_accelerators

@@ -116,7 +116,11 @@ class SageMakerLauncher(Launcher):
                 self._stop(run, recorded)
             raise
         if run.config.cluster.mail_user:
-            print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
+            print(f"warning: cluster.mail_user: {NO_MAIL}; `sagemaker setup --mail` has AWS do it", file=sys.stderr)
+        if (section := sagemaker_section(run.config)).remote_debug:
+            target = next((job for job in recorded if job.stage == "train"), recorded[-1]).job_id
+            command = f"aws ssm start-session --region {section.region} --target"
+            print(f"A shell in the first host of {target}: {command} sagemaker-training-job:{target}_{_FIRST_HOST}")
 
     def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[Job, JobState]:
         """The run's jobs, also those that another machine submitted and those that are not recorded.

@@ -1,4 +1,4 @@
-"""The CloudFormation stack of training jobs and endpoints (`templates/sagemaker/resources.yaml`): role and bucket.
+"""The CloudFormation stack of training jobs and endpoints (`templates/sagemaker/resources.yaml`): role, bucket, mail.
 
 Every function may be interrupted anywhere and called again. Deleting the stack keeps the bucket and what is in it,
 unless deleting these is asked for.
@@ -28,17 +28,22 @@ def template() -> str:
     return (shipped("templates") / "sagemaker" / "resources.yaml").read_text()
 
 
-def deploy(session: Session, progress: OnStackEvent, *, name: str, file_system: bool = False) -> TrainingResources:
+def deploy(
+    session: Session, progress: OnStackEvent, *, name: str, file_system: bool = False, mail: str | None = None
+) -> TrainingResources:
     """Create the stack, or update it to this template, and wait. Succeeds if nothing changes.
 
-    `file_system`: whether the role may attach jobs to a VPC. Once allowed, it stays so. Raises UserError if AWS refuses
-    or a resource fails.
+    `file_system`: whether the role may attach jobs to a VPC. Once allowed, it stays so. `mail`: the address that is
+    told about failed and stopped jobs; empty: nobody; None: as it is. Raises UserError if AWS refuses or a resource
+    fails.
     """
     with explained(f"stack {name}"):
         stack = _stack(session, progress, name)
         before = stack.find()
-        allowed = file_system or (before is not None and parameters(before)["FileSystem"] == "true")
-        found = outputs(stack.deploy(template(), {"FileSystem": str(allowed).lower()}))
+        given = parameters(before) if before else {}
+        allowed = "true" if file_system else given.get("FileSystem", "false")
+        address = given.get("Mail", "") if mail is None else mail
+        found = outputs(stack.deploy(template(), {"FileSystem": allowed, "Mail": address}))
         return TrainingResources(found["Region"], found["RoleArn"], found["Bucket"])
 
 
@@ -74,4 +79,4 @@ def _stack(session: Session, progress: OnStackEvent, name: str) -> KitStack:
 
 def _is_ours(stack: dict[str, Any]) -> bool:
     # of any version of the template: `delete --delete-data` empties the bucket that the stack names
-    return list(parameters(stack)) == ["FileSystem"] and "of hyperpod-ft need" in stack.get("Description", "")
+    return "FileSystem" in parameters(stack) and "of hyperpod-ft need" in stack.get("Description", "")

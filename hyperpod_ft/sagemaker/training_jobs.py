@@ -114,8 +114,14 @@ def job_state(described: Mapping[str, Any], now: datetime | None = None) -> JobS
         state=state or _STATES.get(status, "RUNNING"),
         reason=_reason(described),
         elapsed=_elapsed(described, now or datetime.now(timezone.utc)),
-        nodes=f"{resources.get('InstanceCount', 1)} x {resources.get('InstanceType', '')}",
+        nodes=f"{resources.get('InstanceCount', 1)} x {_types(resources)}",
     )
+
+
+def _types(resources: Mapping[str, Any]) -> str:
+    """The instance type, or those that SageMaker has yet to choose from."""
+    chosen = resources.get("SelectedInstanceType") or resources.get("InstanceType")
+    return chosen or " or ".join(one["InstanceType"] for one in resources.get("InstancePreferences", []))
 
 
 def seconds_used(described: Mapping[str, Any], now: datetime | None = None) -> float:

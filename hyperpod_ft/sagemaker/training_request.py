@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
+from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.interface import JobPreview
@@ -49,7 +50,9 @@ def create_training_job(run: Run, group: StageGroup, name: str, code: str, run_f
     """
     section = sagemaker_section(run.config)
     instance_type = group.instance_type(run)
+    types = group.instance_types(run)
     _require_possible(group, instance_type)
+    _require_alike(types)
     request: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": section.role,
@@ -64,7 +67,11 @@ def create_training_job(run: Run, group: StageGroup, name: str, code: str, run_f
         # nothing is written to /opt/ml/model: compressing it would take hours
         "OutputDataConfig": {"S3OutputPath": section.output_path, "CompressionType": "NONE"},
         "ResourceConfig": {
-            "InstanceType": f"ml.{instance_type}",
+            **(
+                {"InstanceType": f"ml.{instance_type}"}
+                if len(types) == 1
+                else {"InstancePreferences": [{"InstanceType": f"ml.{name}"} for name in types]}
+            ),
             "InstanceCount": group.nodes,
             "VolumeSizeInGB": section.volume_gb,
         },
@@ -76,6 +83,8 @@ def create_training_job(run: Run, group: StageGroup, name: str, code: str, run_f
     }
     if environment := _environment(run.config):
         request["Environment"] = environment
+    if section.remote_debug:
+        request["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
     if section.file_system:
         request["VpcConfig"] = {
             "Subnets": list(section.file_system.subnets),
@@ -101,6 +110,18 @@ def _require_possible(group: StageGroup, instance_type: str) -> None:
             " longer than the 28 days of a training job",
             "shorten them: a training run that reaches its limit is continued by another job",
         )
+
+
+def _require_alike(types: Sequence[str]) -> None:
+    """The plan of a run is for the first type, and must hold on the others."""
+    known = [CATALOGUE.get(name, Instance(name, "cpu", None)) for name in types]
+    for other in known[1:]:
+        if (other.device, other.ranks) != (known[0].device, known[0].ranks) or other.rank_gib < known[0].rank_gib:
+            raise UserError(
+                f"sagemaker.other_instance_types: {other.name} has not as many devices as {known[0].name}, of at least"
+                " their memory",
+                "leave it out",
+            )
 
 
 def _environment(config: RunConfig) -> dict[str, str]:
@@ -189,4 +210,5 @@ def previews(run: Run, stages: Sequence[StagePlan]) -> Iterator[JobPreview]:
         except UserError as error:
             chosen = str(error)
         names = tuple(stage.name for stage in group.stages)
-        yield JobPreview(SAGEMAKER, group.name, names, f"{group.nodes} x ml.{instance_type}", chosen, group.seconds)
+        types = " or ".join(f"ml.{name}" for name in group.instance_types(run))
+        yield JobPreview(SAGEMAKER, group.name, names, f"{group.nodes} x {types}", chosen, group.seconds)

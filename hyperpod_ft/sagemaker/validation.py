@@ -29,6 +29,10 @@ SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3", "ec
 ROLE = "sagemaker.role"
 _SUBNET, _FSX = "sagemaker.file_system.subnets", "sagemaker.file_system.id"
 _ECR_IMAGE = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+):([^@]+)")
+_SESSION_ACTIONS = (
+    *("ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel"),
+    *("ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel"),
+)
 _NETWORK_ACTIONS = (
     *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
     *("ec2:DeleteNetworkInterfacePermission", "ec2:DescribeNetworkInterfaces", "ec2:DescribeVpcs"),
@@ -56,7 +60,7 @@ def _offline(run: Run) -> Iterable[Finding]:
     if section.region not in known_regions("sagemaker"):
         yield error("sagemaker.region", f"SageMaker is not offered in {section.region}", "set another region")
     if run.config.cluster.mail_user:
-        yield warning("cluster.mail_user", NO_MAIL, "an EventBridge rule can do that (docs/training-jobs.md)")
+        yield warning("cluster.mail_user", NO_MAIL, "`hyperpod-ft sagemaker setup --mail ADDRESS`")
     for group in groups(run.plan.stages):
         try:
             request = create_training_job(run, group, job_name(run, group.name, 1), "code")
@@ -134,10 +138,12 @@ def _quotas(run: Run, given: Account) -> list[Finding]:
     section, findings = sagemaker_section(run.config), []
     wanted: dict[tuple[str, str], int] = {}
     for group in groups(run.plan.stages):
-        instance_type, name = group.instance_type(run), _quota(run, group)
+        instance_type = group.instance_type(run)
         of_training = instance_type == run.config.cluster.instance_type
-        key = "cluster.instance_type" if of_training else "sagemaker.cpu_instance_type"
-        wanted[name, key] = max(group.nodes, wanted.get((name, key), 0))
+        for one in group.instance_types(run):
+            key = "cluster.instance_type" if of_training else "sagemaker.cpu_instance_type"
+            key, name = key if one == instance_type else "sagemaker.other_instance_types", _quota(run, group, one)
+            wanted[name, key] = max(group.nodes, wanted.get((name, key), 0))
         if section.keep_alive and group.starts_ranks:
             wanted[f"ml.{instance_type} for training warm pool usage", "sagemaker.keep_alive"] = group.nodes
     at_once = _at_once(run)
@@ -154,10 +160,10 @@ def _quotas(run: Run, given: Account) -> list[Finding]:
     return findings
 
 
-def _quota(run: Run, group: StageGroup) -> str:
-    """The name of the quota that its instances count towards."""
+def _quota(run: Run, group: StageGroup, instance_type: str) -> str:
+    """The name of the quota that its instances of this type count towards."""
     spot = "spot " if sagemaker_section(run.config).spot and group.starts_ranks else ""
-    return f"ml.{group.instance_type(run)} for {spot}training job usage"
+    return f"ml.{instance_type} for {spot}training job usage"
 
 
 def _at_once(run: Run) -> dict[str, int]:
@@ -167,8 +173,8 @@ def _at_once(run: Run) -> dict[str, int]:
     followed = [*itertools.pairwise(found), *((group, group) for group in found if group.starts_ranks)]
     needed: dict[str, int] = {}
     for group, next_group in followed:
-        name = _quota(run, group)
-        if name == _quota(run, next_group):
+        name = _quota(run, group, group.instance_type(run))
+        if name == _quota(run, next_group, next_group.instance_type(run)):
             needed[name] = max(group.nodes + next_group.nodes, needed.get(name, 0))
     return needed
 
@@ -208,6 +214,8 @@ def _role_permissions(run: Run, given: Account) -> list[Finding]:
         needs.append(Need(("s3:PutObject",), _objects(given, output)))
     if sagemaker_section(run.config).file_system:
         needs.append(Need(_NETWORK_ACTIONS))
+    if sagemaker_section(run.config).remote_debug:
+        needs.append(Need(_SESSION_ACTIONS))
     remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
     return role.has_permissions(given, needs, remedy)
 
@@ -245,7 +253,7 @@ def _subnets(run: Run, given: Account) -> list[Finding]:
 def _creation_needs(run: Run, given: Account) -> list[Need]:
     """What creating the run's jobs takes."""
     jobs = f"arn:{given.partition}:sagemaker:{given.place.region}:{given.account_id}:training-job"
-    types = dict.fromkeys(group.instance_type(run) for group in groups(run.plan.stages))
+    types = dict.fromkeys(name for group in groups(run.plan.stages) for name in group.instance_types(run))
     context = [
         {f"aws:RequestTag/{RUN_TAG}": run.paths.full_name, "sagemaker:InstanceTypes": f"ml.{name}"} for name in types
     ]

@@ -9,7 +9,6 @@ import yaml
 from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
@@ -52,10 +51,10 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))})"
         method += ", merged" * (not adapter)
     rows = {
-        "base model": ", ".join(filter(None, (_pinned(model_asset(run.config)), _finished(run.journal)))),
+        "base model": ", ".join(filter(None, (model_asset(run.config).pinned, _finished(run.journal)))),
         **({"tokens added": " ".join(map(_code, config.model.added_tokens))} if config.model.added_tokens else {}),
-        **({"adapter continued": _pinned(config.model.adapter.asset)} if config.model.adapter else {}),
-        "dataset": ", ".join(dict.fromkeys(map(_pinned, data))),
+        **({"adapter continued": config.model.adapter.asset.pinned} if config.model.adapter else {}),
+        "dataset": ", ".join(dict.fromkeys(asset.pinned for asset in data)),
         "method": method if lora else "every parameter",
         **_objective(config),
         "run": f"{config.name}, {run.plan.run_id}",
@@ -103,7 +102,7 @@ def _objective(config: RunConfig) -> dict[str, str]:
     if config.training.objective == "sft":
         return {}
     if config.teacher:
-        return {"objective": f"distillation of {_pinned(config.teacher.asset)}, beta {config.teacher.beta:g}"}
+        return {"objective": f"distillation of {config.teacher.asset.pinned}, beta {config.teacher.beta:g}"}
     if config.training.samples_answers:
         name = {"grpo": "group relative policy optimization (GRPO)", "rloo": "REINFORCE leave-one-out (RLOO)"}
         rewards = ", ".join(reward.known_as for reward in config.reward)
@@ -131,10 +130,6 @@ def _finished(journal: Journal) -> str:
     """What stage download made of the model; nothing for most."""
     record = journal.record("download")
     return str(record.facts.get("model", {}).get("finished", "")) if record else ""
-
-
-def _pinned(asset: Asset) -> str:
-    return f"{asset.source} @ {asset.revision}" if asset.revision else asset.source
 
 
 def _cell(value: object) -> str:

@@ -121,5 +121,7 @@ def _check_slurm(groups: list[dict[str, Any]]) -> None:
     if len(controllers) != 1 or controllers[0]["InstanceCount"] != 1:
         raise invalid("A Slurm cluster needs exactly one Controller instance group, with one instance")
     for group in groups:
+        if group.get("MinInstanceCount", 0) > group["InstanceCount"]:
+            raise invalid("MinInstanceCount must not be greater than InstanceCount")
         if group["SlurmConfig"].get("PartitionNames") and group["SlurmConfig"]["NodeType"] != "Compute":
             raise invalid("PartitionNames are for Compute instance groups only")

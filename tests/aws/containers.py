@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.processes import children
-from tests.aws.role_access import credentials_path
+from tests.aws.role_access import credentials_path, types_of
 
 if TYPE_CHECKING:
     from tests.aws.training_jobs import TrainingJob
@@ -78,16 +78,17 @@ class Container:
 
     def _configure(self, job: "TrainingJob", hosts: list[str]) -> None:
         resources, channels = job.request["ResourceConfig"], job.request.get("InputDataConfig", [])
+        (kind,) = types_of(resources)
         files: dict[str, Any] = {
             "resourceconfig": {
                 "current_host": self.name,
-                "current_instance_type": resources["InstanceType"],
+                "current_instance_type": kind,
                 "current_group_name": "homogeneousCluster",
                 "hosts": sorted(hosts),  # as text, as AWS does
                 "instance_groups": [
                     {
                         "instance_group_name": "homogeneousCluster",
-                        "instance_type": resources["InstanceType"],
+                        "instance_type": kind,
                         "hosts": sorted(hosts),
                     }
                 ],

@@ -114,11 +114,47 @@ def _document(context: Context, properties: Properties) -> tuple[str, dict[str, 
     return name, {}
 
 
+def _topic(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
+    arn = context.client("sns").create_topic(Name=unique_name(context))["TopicArn"]
+    _update_topic(context, arn, properties)
+    return arn, {"TopicArn": arn}
+
+
+def _update_topic(context: Context, identifier: str, properties: Properties) -> None:
+    sns = context.client("sns")
+    for old in sns.list_subscriptions_by_topic(TopicArn=identifier)["Subscriptions"]:
+        sns.unsubscribe(SubscriptionArn=old["SubscriptionArn"])
+    for new in properties["Subscription"]:
+        sns.subscribe(TopicArn=identifier, **new)
+
+
+def _topic_policy(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
+    (topic,), policy = properties["Topics"], json.dumps(properties["PolicyDocument"])
+    context.client("sns").set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy)
+    return unique_name(context), {}
+
+
+def _rule(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
+    events, name = context.client("events"), unique_name(context)
+    arn = events.put_rule(Name=name, EventPattern=json.dumps(properties["EventPattern"]))["RuleArn"]
+    events.put_targets(Rule=name, Targets=properties["Targets"])
+    return name, {"Arn": arn}
+
+
+def _delete_rule(context: Context, identifier: str, properties: Properties) -> None:
+    events = context.client("events")
+    events.remove_targets(Rule=identifier, Ids=[target["Id"] for target in properties["Targets"]])
+    events.delete_rule(Name=identifier)
+
+
 KINDS: dict[str, Kind] = {
     **NETWORK_KINDS,
+    "AWS::Events::Rule": Kind(_rule, _delete_rule),
     "AWS::FSx::FileSystem": Kind(_filesystem, _delete_filesystem, _update_filesystem),
     "AWS::IAM::Role": Kind(_role, _delete_role, _update_role),
     "AWS::S3::Bucket": Kind(_bucket, deletion("s3", "delete_bucket", "Bucket"), _configure_bucket),
     "AWS::S3::BucketPolicy": Kind(_bucket_policy, _delete_bucket_policy, _update_bucket_policy),
+    "AWS::SNS::Topic": Kind(_topic, deletion("sns", "delete_topic", "TopicArn"), _update_topic),
+    "AWS::SNS::TopicPolicy": Kind(_topic_policy, lambda *_: None),
     "AWS::SSM::Document": Kind(_document, deletion("ssm", "delete_document", "Name")),
 }

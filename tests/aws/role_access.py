@@ -78,6 +78,12 @@ def credentials(regions: dict[str, Region], path: str) -> dict[str, str] | None:
     }
 
 
+def types_of(resources: dict[str, Any]) -> list[str]:
+    """The instance types that a job may have, or has: of a ResourceConfig."""
+    chosen = resources.get("SelectedInstanceType") or resources.get("InstanceType")
+    return [chosen] if chosen else [one["InstanceType"] for one in resources["InstancePreferences"]]
+
+
 def _asked(call: Call) -> Iterator[Asked]:
     """What one request to any service but S3 needs. Of resources, those of training jobs are known."""
     action = f"{call.service}:{call.operation}"
@@ -91,7 +97,7 @@ def _asked(call: Call) -> Iterator[Asked]:
         return
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
     context = {
-        "sagemaker:InstanceTypes": [request["ResourceConfig"]["InstanceType"]],
+        "sagemaker:InstanceTypes": types_of(request["ResourceConfig"]),
         "aws:TagKeys": list(tags),
         **{f"aws:RequestTag/{key}": [value] for key, value in tags.items()},
     }

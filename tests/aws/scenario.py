@@ -19,6 +19,7 @@ forgets everything: resources, scenario, requests; `POST /_test/begin` the scena
                        answers, "answers": {prompt: answer} of a server that starts at once, instead of the kit's}
     prices             {"ml.g6.2xlarge": US dollars an hour of an endpoint}
     training_plans     {name: fields of DescribeTrainingPlan}
+    plan_offerings     [fields of a plan that SearchTrainingPlanOfferings offers, when they fit the request]
     file_systems       {FSx id: local directory}: what training jobs mount; the first part of a DirectoryPath, the
                        mount name, stands for it
     interruptions      {training job, or a pattern such as "*-train-1": [["spot" | "internal error", step], ...]}:
@@ -102,6 +103,7 @@ class Scenario(_Strict):
     fail_deletions: dict[str, str] = {}
     denied_actions: dict[str, list[str]] = {}
     training_plans: dict[str, dict[str, Any]] = {}
+    plan_offerings: list[dict[str, Any]] = []
     endpoint_container: EndpointContainer = {}
     prices: dict[str, float] = {}
     file_systems: dict[str, str] = {}

@@ -3,8 +3,11 @@
 import json
 import re
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+from tests.aws.conftest import REGION
 from tests.aws.kit import NAME, WORKERS, Kit
 
 
@@ -91,6 +94,30 @@ def test_logs_of_a_node_and_of_one_that_is_gone(kit: Kit) -> None:
     kit.run("replace-node", NAME, worker, "--yes")
     assert "hello from the worker" in kit.run("logs", "--node", worker)
     assert "no lifecycle log for node 'i-0'" in kit.run("logs", "--node", "i-0", status=2)
+
+
+def test_training_plans_are_listed_with_their_prices_and_not_bought(kit: Kit) -> None:
+    def offer(name: str, day: int, fee: str) -> dict[str, Any]:
+        start = datetime(2027, 1, day, 11, 30, tzinfo=timezone.utc).timestamp()
+        part = {"InstanceType": "ml.trn2.48xlarge", "InstanceCount": 2, "StartTime": start}
+        about = {"TrainingPlanOfferingId": name, "UpfrontFee": fee, "CurrencyCode": "USD", "DurationHours": 72}
+        part |= {"AvailabilityZone": "us-west-2d"}
+        return about | {"TargetResources": ["hyperpod-cluster"], "ReservedCapacityOfferings": [part]}
+
+    kit.aws.scenario(plan_offerings=[offer("late", 9, "1440.00"), offer("early", 2, "2880.00")])
+    asked = ("plans", "--instance", "trn2.48xlarge", "--count", "2", "--days", "3", "--region", REGION)
+    listed = kit.run(*asked)
+    row = r"2027-01-02 11:30 +3 +2 x ml.trn2.48xlarge +usw2-az4 +2,880.00 USD +20.00 +early\n2027-01-09"
+    assert re.search(row, listed) and f"create-training-plan --region {REGION}" in listed
+    (late,) = json.loads(kit.run(*asked, "--from", "2027-01-03", "--json"))
+    assert (late["id"], late["fee"], late["per_instance_hour"]) == ("late", 1440.0, 10.0)
+    assert "offers none" in kit.run(*asked, "--training-jobs")
+    unknown = kit.run("plans", "--instance", "trn2.49xlarge", "--region", REGION, status=2)
+    assert "InstanceType: 'ml.trn2.49xlarge'" in unknown and "ml.trn2.48xlarge" in unknown
+    assert {operation for _, operation in kit.aws.requests()} == {
+        "SearchTrainingPlanOfferings",
+        "DescribeAvailabilityZones",
+    }
 
 
 def test_errors_stop_create_before_anything_is_made(kit: Kit) -> None:

@@ -1,6 +1,7 @@
 """`hyperpod-ft deploy` as users run it, on the stand-in for AWS, whose endpoints run the kit's own server."""
 
 import json
+import re
 import shlex
 import urllib.request
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft.runs import chain
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint.deployment import endpoint_name
 from tests.aws.account_place import trust
@@ -210,6 +214,41 @@ def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path
     deploy("delete", str(run.paths.directory), "--yes")
     assert deploy.objects() == before  # the run's own model is not the endpoint's to delete
     assert not (run.paths.tuned_model / "model.safetensors").exists()
+
+
+def test_the_model_is_registered_with_its_scores_and_what_it_was_made_of(deploy: Deploy, tmp_path: Path) -> None:
+    metric = Metric("grade_school", "exact_match", "strict-match", "1", 5, 10, "", True)
+    scores = (Compared(metric, Score(0.25, 0.01), Score(0.5, 0.02)),)
+    facts = EvaluationResult(("grade_school",), None, False, scores, {}, "cpu").as_facts()
+    merged = deploy.run.plan["merge"].fingerprint
+    record = Record("eval", "f", {"merge": merged}, (), facts, utc_now(), 0.0, "test", "")
+    evaluated = deploy.run.paths.record_path("merge").with_name("eval-0.json")
+    record.write(evaluated)
+    output = deploy("register", "--dry-run", deploy.directory, "--group", "assistants")
+    assert "CreateModelPackage {" in output and "S3 bills its copy of the model" in output
+    assert deploy.writes() == []
+    (arn,) = re.findall(r"Registered: (\S+)", deploy("register", deploy.directory, "--group", "assistants"))
+    sagemaker = deploy.aws.client("sagemaker")
+    package = sagemaker.describe_model_package(ModelPackageName=arn)
+    assert (package["ModelPackageGroupName"], package["ModelApprovalStatus"]) == ("assistants", "PendingManualApproval")
+    known = package["CustomerMetadataProperties"]
+    assert known["grade_school exact_match 5-shot strict-match"] == "0.5000 base 0.2500"
+    assert known["digest of the model"] == chain.model_digest(deploy.run.journal)
+    assert "tiny-llama @ local-" in known["base model"]
+    pattern = r"[\w .:/=+@-]{1,128}"  # as in the service's model, which Python's `re` does not read
+    assert all(re.fullmatch(pattern, text) for text in (*known, *known.values()))
+    (container,) = package["InferenceSpecification"]["Containers"]
+    files = container["ModelDataSource"]["S3DataSource"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
+    assert f"{files}model.safetensors" in deploy.objects()
+    evaluated.unlink()
+    # the same model without scores is another version; one in the run's store is copied within S3
+    there = only_in_store(deploy.run, tmp_path / "laptop", deploy.aws.client("s3"))
+    for expected in ("Registered: ", "already"):
+        output = deploy("register", str(there.paths.directory), "--group", "assistants")
+        assert expected in output and "uploading" not in output
+    assert len(sagemaker.list_model_packages(ModelPackageGroupName="assistants")["ModelPackageSummaryList"]) == 2
+    copied = f"store/registry/{deploy.name}/"
+    assert sum(key.startswith(copied) and key.endswith("/model.safetensors") for key in deploy.objects()) == 1
 
 
 def test_it_scales_to_zero_as_an_inference_component(deploy: Deploy) -> None:

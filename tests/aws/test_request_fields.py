@@ -22,6 +22,7 @@ from tests.aws.account_place import config
         ("InstanceGroups[2].InstanceStorageConfigs[2].EbsVolumeConfig.VolumeKmsKeyId", "kms_keys.volumes"),
         ("InstanceGroups[2].SlurmConfig.PartitionNames[0]", "workers.0.partition"),
         ("InstanceGroups[2].OnStartDeepHealthChecks[0]", "workers.0.deep_health_checks"),
+        ("InstanceGroups[2].MinInstanceCount", "workers.0.min_count"),
         ("InstanceGroups[2].ThreadsPerCore", "workers.0.threads_per_core"),
         ("InstanceGroups[0].ExecutionRole", "existing.execution_role_arn"),
         ("InstanceGroups[0].LifeCycleConfig.SourceS3Uri", "existing.bucket"),

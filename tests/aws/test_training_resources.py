@@ -1,5 +1,7 @@
 """The stack of training jobs by the commands of `hyperpod-ft sagemaker`, on the stand-in for AWS."""
 
+import json
+
 import cfnlint.api
 import pytest
 import yaml
@@ -102,6 +104,29 @@ def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:
     assert allowed(aws, role, "ec2:CreateNetworkInterface")
 
 
+def test_whoever_asks_is_mailed_about_the_roles_jobs(aws: Aws) -> None:
+    sns, events = aws.client("sns"), aws.client("events")
+
+    def told() -> list[str]:
+        return [one["Endpoint"] for one in sns.list_subscriptions()["Subscriptions"]]
+
+    role = made().role_arn
+    for address in ("me@example.com", "team@example.com"):
+        deploy(kit_session(), quiet, name=STACK, mail=address)
+        assert made().role_arn == role and told() == [address], "and it stays"
+    (rule,) = events.list_rules()["Rules"]
+    (topic,) = (one["TopicArn"] for one in sns.list_topics()["Topics"])
+    detail = json.loads(rule["EventPattern"])["detail"]
+    assert detail == {"RoleArn": [role], "TrainingJobStatus": ["Failed", "Stopped"]}
+    assert [target["Arn"] for target in events.list_targets_by_rule(Rule=rule["Name"])["Targets"]] == [topic]
+    policy = json.loads(sns.get_topic_attributes(TopicArn=topic)["Attributes"]["Policy"])
+    assert policy["Statement"][0]["Condition"] == {"ArnEquals": {"aws:SourceArn": rule["Arn"]}}
+    with pytest.raises(UserError, match="Mail"):
+        deploy(kit_session(), quiet, name=STACK, mail="nobody")
+    deploy(kit_session(), quiet, name=STACK, mail="")
+    assert (told(), events.list_rules()["Rules"]) == ([], [])
+
+
 def test_deleting_keeps_the_bucket_unless_asked(aws: Aws) -> None:
     found = made()
     aws.client("s3").put_object(Bucket=found.bucket, Key="ft/x", Body=b"12")
@@ -165,7 +190,8 @@ def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypa
 
 def test_the_commands(kit: Kit) -> None:
     assert kit.run_any("sagemaker", "setup", "--print") == template()
-    output = kit.run_any("sagemaker", "setup", "--region", REGION)
+    output = kit.run_any("sagemaker", "setup", "--region", REGION, "--mail", "me@example.com")
+    assert "AWS asks me@example.com to confirm" in output
     section = yaml.safe_load(output.partition("For the run file:")[2])["sagemaker"]
     assert SageMaker(**section).region == REGION
     assert "not deleted" in kit.run_any("sagemaker", "delete", "--confirm", "x", "--region", REGION, status=2)

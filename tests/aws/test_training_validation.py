@@ -51,7 +51,7 @@ def errors(checked: ValidationResult) -> list[Finding]:
 
 
 def test_what_setup_makes_passes(check: Callable[..., ValidationResult]) -> None:
-    checked = check()
+    checked = check({"remote_debug": True})
     assert checked.findings == ()
     assert checked.skipped == ()
     assert "permissions of the role to create the next job" in checked.done
@@ -66,6 +66,8 @@ def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., Validatio
     assert "ml.m7i.large for training job usage` is 0" in found.found
     assert "request-service-quota-increase" in found.remedy
     assert "ml.c7i.xlarge for spot training job usage" in only(errors(check({"spot": True}))).found
+    other = check({"cpu_instance_type": "m7i.xlarge", "other_instance_types": ["c7i.48xlarge"]})
+    assert "ml.c7i.48xlarge for training job usage" in only(of(other, "sagemaker.other_instance_types")).found
     checked = check({"keep_alive": 10})
     assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).found
 
@@ -109,6 +111,9 @@ def test_roles(aws: Aws, section: dict[str, Any], check: Callable[..., Validatio
     allow(iam, "weak", "logs:*", "ecr:*", "s3:Get*", "s3:List*")
     checked = check({"role": f"{account}/weak"})
     assert "s3:PutObject" in only(errors(checked)).found
+    assert "ssmmessages:" not in only(errors(checked)).found
+    debugged = only(errors(check({"role": f"{account}/weak", "remote_debug": True}))).found
+    assert "ssmmessages:OpenDataChannel" in debugged
     alone = only([finding for finding in checked.findings if finding.verdict == "warning"])
     assert "sagemaker:CreateTrainingJob" in alone.found
     assert "submit --watch" in alone.remedy

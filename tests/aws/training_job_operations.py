@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.aws.cluster_checks import check_role, invalid
-from tests.aws.role_access import may
+from tests.aws.role_access import may, types_of
 from tests.aws.training_jobs import ENDED, TrainingJob, find
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import Region
@@ -22,10 +22,19 @@ def create_training_job(region: Region, request: dict[str, Any]) -> dict[str, An
         if required not in request:
             raise invalid(f"{required} is required")
     check_role(region, request["RoleArn"])
+    _check_types(request)
     _check_stopping(request)
     _check_channels(region, request)
     _check_quota(region, request["ResourceConfig"])
     return {"TrainingJobArn": TrainingJob(region, request).arn}
+
+
+def _check_types(request: dict[str, Any]) -> None:
+    resources = request["ResourceConfig"]
+    if ("InstanceType" in resources) == ("InstancePreferences" in resources):
+        raise invalid("Specify either InstanceType or InstancePreferences")
+    if "InstancePreferences" in resources and request.get("EnableManagedSpotTraining"):
+        raise invalid("InstancePreferences is mutually exclusive with EnableManagedSpotTraining")
 
 
 def _check_stopping(request: dict[str, Any]) -> None:
@@ -74,12 +83,16 @@ def _check_prefix(region: Region, uri: str, role: str) -> None:
 
 
 def _check_quota(region: Region, resources: dict[str, Any]) -> None:
-    kind, count = resources["InstanceType"], resources["InstanceCount"]
+    for kind in types_of(resources):
+        _check_quota_of(region, kind, resources["InstanceCount"])
+
+
+def _check_quota_of(region: Region, kind: str, count: int) -> None:
     name = f"{kind} for training job usage"
     used = sum(
         job.request["ResourceConfig"]["InstanceCount"]
         for job in region.training_jobs.values()
-        if job.status not in ENDED and job.request["ResourceConfig"]["InstanceType"] == kind
+        if job.status not in ENDED and types_of(job.request["ResourceConfig"]) == [kind]
     )
     limit = region.world.scenario.quotas.get(name)
     if limit is not None and used + count > limit:

@@ -9,6 +9,7 @@ SageMaker's developer guide (training algorithm containers, managed spot trainin
 quote. The times of StoppingCondition are not scaled; the 120 s between SIGTERM and SIGKILL are scenario.py's.
 """
 
+import math
 import re
 import shutil
 import signal
@@ -26,7 +27,7 @@ from moto.s3.models import s3_backends
 from hyperpod_ft.digests import files_below
 from tests.aws.clock import Process
 from tests.aws.containers import Container
-from tests.aws.role_access import may
+from tests.aws.role_access import may, types_of
 from tests.aws.wire import AwsError
 from tests.aws.world import ACCOUNT, Region
 
@@ -153,10 +154,12 @@ class TrainingJob:
         self.transitions[-1]["EndTime"] = self.ended
 
     def _life(self) -> Process:
-        kind, count = self.request["ResourceConfig"]["InstanceType"], self.request["ResourceConfig"]["InstanceCount"]
+        resources, capacity = self.request["ResourceConfig"], self.region.world.scenario.capacity
         while True:
-            limit = self.region.world.scenario.capacity.get(kind)
-            if limit is not None and limit < count:
+            free = [kind for kind in types_of(resources) if capacity.get(kind, math.inf) >= resources["InstanceCount"]]
+            if free and "InstanceType" not in resources:
+                resources["SelectedInstanceType"] = free[0]
+            if not free:
                 yield self.region.seconds("capacity.wait")
                 self._end("Failed", failure=_CAPACITY)
                 return

@@ -19,3 +19,20 @@ def describe_training_plan(region: Region, request: dict[str, Any]) -> dict[str,
         "StartTime": datetime(2027, 1, 1, 11, 30, tzinfo=timezone.utc),
         **plan,
     }
+
+
+@operation("sagemaker", "SearchTrainingPlanOfferings")
+def search_training_plan_offerings(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    fitting = [
+        one
+        for one in region.world.scenario.plan_offerings
+        if request.get("TargetResources", one["TargetResources"])[0] in one["TargetResources"]
+        and one["DurationHours"] == request["DurationHours"]
+        and all(
+            part["InstanceType"] == request["InstanceType"]
+            and part["InstanceCount"] >= request["InstanceCount"]
+            and part["StartTime"] >= request.get("StartTimeAfter", 0)
+            for part in one["ReservedCapacityOfferings"]
+        )
+    ]
+    return {"TrainingPlanOfferings": fitting}

@@ -60,6 +60,8 @@ def test_the_page_from_an_account_to_a_model_and_until_nothing_is_left(
 ) -> None:
     account, submit, copy, remove, mail, delete = blocks(PAGE)
     remove += 'echo "In the store:" $(aws s3 ls $STORE/ || true)\n'
+    mail += 'aws sns list-subscriptions --query "Subscriptions[].[Protocol, Endpoint]" --output text\n'
+    mail += 'aws events list-rules --query "Rules[].EventPattern" --output text\n'
     typed = [account, submit, copy, remove, mail, delete]
     account, submit, copy, remove, mail, delete = run_blocks(PAGE, typed, tmp_path, variables, 800, answers=[STACK])
 
@@ -82,11 +84,10 @@ def test_the_page_from_an_account_to_a_model_and_until_nothing_is_left(
     (group,) = aws.client("logs").describe_log_groups(logGroupNamePrefix="/aws/sagemaker/")["logGroups"]
     assert group["retentionInDays"] == 30
 
-    events, topic = aws.client("events"), aws.client("sns").list_topics()["Topics"][0]["TopicArn"]
-    pattern = json.loads(events.describe_rule(Name="training-jobs")["EventPattern"])["detail"]["TrainingJobName"]
-    assert all(name.startswith(pattern[0]["prefix"]) for name in names)
-    assert [target["Arn"] for target in events.list_targets_by_rule(Rule="training-jobs")["Targets"]] == [topic]
-    assert aws.client("sns").list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"][0]["Protocol"] == "email"
+    assert "email\tme@example.com" in mail, mail
+    pattern = json.loads(mail.splitlines()[-1])["detail"]
+    described = sagemaker.describe_training_job(TrainingJobName=names[0])
+    assert pattern == {"RoleArn": [described["RoleArn"]], "TrainingJobStatus": ["Failed", "Stopped"]}
 
     assert "nothing to cancel" in delete
     assert aws.client("s3").list_buckets()["Buckets"] == []

@@ -1,5 +1,6 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     help="Create, validate, connect to, change and delete a HyperPod cluster.",
     cls=command_group(
         headings={
-            "The cluster": "init validate create status doctor delete",
+            "The cluster": "init plans validate create status doctor delete",
             "Its nodes": "ssh logs events replace-node reboot-node delete-node",
             "Changes": "scale delete-group update auto-patch node-recovery observability",
         }
@@ -46,6 +47,32 @@ def init(
 
     copy_example(cluster_config.example(), output)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft cluster validate {output}")
+
+
+@app.command()
+def plans(
+    instance: Annotated[str, typer.Option("--instance", help="Instance type, such as trn2.48xlarge.")],
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many instances.")] = 1,
+    days: Annotated[int, typer.Option("--days", min=1, help="For how long.")] = 7,
+    start: Annotated[
+        datetime | None,
+        typer.Option("--from", metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="First day. Default: today."),
+    ] = None,
+    training_jobs: Annotated[
+        bool, typer.Option("--training-jobs", help="Plans for training jobs, not clusters.")
+    ] = False,
+    region: Annotated[str | None, typer.Option("--region", help="AWS region. Default: the AWS CLI's.")] = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """List the training plans that AWS offers, with their prices; buys nothing."""
+    from hyperpod_ft.aws.session import Session
+    from hyperpod_ft.cluster import plans as training_plans
+
+    target = "training-job" if training_jobs else "hyperpod-cluster"
+    session = Session(region, profile)
+    found = training_plans.offers(session, instance, count, days, start, target)
+    show_cluster.offers(found, str(session.client("sagemaker").meta.region_name), as_json)
 
 
 @app.command()
@@ -156,9 +183,9 @@ def ssh_command(
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", help="Connect to the first running node of this group. Default: the login group."),
+        typer.Option("--group", help="First running node of this group. Default: the login group."),
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="Connect to this node: instance id or host name.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="This node: instance id or host name.")] = None,
     user: Annotated[
         str | None,
         typer.Option(
@@ -170,11 +197,11 @@ def ssh_command(
         list[str] | None, typer.Option("-L", metavar="PORT:HOST:PORT", help="Forward a port, as ssh does.")
     ] = None,
     ssm: Annotated[
-        bool, typer.Option("--ssm", help="Open a shell through SSM, without sshd and keys, as SSM's own user.")
+        bool, typer.Option("--ssm", help="A shell through SSM, without sshd and keys, as SSM's own user.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ssh command without running it.")] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Write the ssh configuration for other programs and print it.")
+        bool, typer.Option("--print-config", help="Write and print the ssh configuration for other programs.")
     ] = False,
     region: Region = None,
     profile: Profile = None,
@@ -204,7 +231,7 @@ def ssh_command(
 def delete(
     cluster: Cluster = str(DEFAULT_FILE),
     delete_data: Annotated[
-        bool, typer.Option("--delete-data", help="Also delete the file system and the bucket with all their data.")
+        bool, typer.Option("--delete-data", help="Also the file system and the bucket, with their data.")
     ] = False,
     confirm: Confirm = None,
     timeout: Timeout = 60.0,

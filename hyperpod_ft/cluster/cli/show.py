@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster, Node
     from hyperpod_ft.cluster.hyperpod.events import Event
     from hyperpod_ft.cluster.inspection import ClusterOverview
+    from hyperpod_ft.cluster.plans import Offer
     from hyperpod_ft.cluster.stack.stack import Remaining
 
 
@@ -98,6 +99,23 @@ def events(found: Sequence[Event], as_json: bool) -> None:
     for event in found:
         table.add_row(event.date, event.level, event.group, event.instance_id, event.text)
     tables.console().print(table)
+
+
+def offers(found: Sequence[Offer], region: str, as_json: bool) -> None:
+    if as_json:
+        tables.print_json([asdict(offer) | {"per_instance_hour": offer.per_instance_hour} for offer in found])
+        return
+    if not found:
+        print("AWS offers none: try another --from, --days, --count or --region")
+        return
+    table = tables.table("start (UTC)", "days", "instances", "zone", "paid in advance", "an instance-hour", "offer")
+    for offer in found:
+        fee, hourly = f"{offer.fee:,.2f} {offer.currency}", f"{offer.per_instance_hour:,.2f}"
+        instances, days = f"{offer.instances} x {offer.instance_type}", f"{offer.hours / 24:.3g}"
+        table.add_row(offer.start, days, instances, ", ".join(offer.zones), fee, hourly, offer.id)
+    tables.console().print(table)
+    print(f"To buy one, for good: aws sagemaker create-training-plan --region {region} --training-plan-name NAME")
+    print("  --training-plan-offering-id OFFER")
 
 
 def remains(left: Remaining, name: str, region: str) -> None:

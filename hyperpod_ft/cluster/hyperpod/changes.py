@@ -8,7 +8,7 @@ from hyperpod_ft.cluster.hyperpod.instance_groups import group_specification
 from hyperpod_ft.cluster.hyperpod.request_fields import group_keys, key_of_group
 
 _ENTRIES = ("OnCreate", "OnInitComplete")
-_OPTIONAL = ("OnStartDeepHealthChecks", "TrainingPlanArn")
+_OPTIONAL = ("OnStartDeepHealthChecks", "TrainingPlanArn", "MinInstanceCount")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ _OF_ONE_GROUP = (
     ("InstanceGroupName", "name"),
     ("InstanceType", "instance_type"),
     ("InstanceCount", "count"),
+    ("MinInstanceCount", "min_count"),
     ("ThreadsPerCore", "threads_per_core"),
     ("InstanceStorageConfigs", "volume_gb"),
     ("SlurmConfig", "partition"),

@@ -82,6 +82,8 @@ def _group(
             request["SlurmConfig"]["PartitionNames"] = [group.slurm_partition]
         if group.deep_health_checks:
             request["OnStartDeepHealthChecks"] = list(group.deep_health_checks)
+        if group.min_count:
+            request["MinInstanceCount"] = group.min_count
         if group.training_plan_arn:
             request["TrainingPlanArn"] = group.training_plan_arn
     return request

@@ -88,7 +88,7 @@ class Cluster(Section):
     mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an e-mail address")] | None = Field(
         None,
         description="Address that Slurm mails when a job fails, times out or can never start. Not for SageMaker"
-        " training jobs (docs/training-jobs.md).",
+        " training jobs: `sagemaker setup --mail`.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import (
     FileSystemId,
@@ -24,6 +24,15 @@ from hyperpod_ft.errors import did_you_mean
 _S3_URL = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()@=+,-]+)*/?"
 _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9]+")
 
+
+def _without_ml(value: str) -> str:
+    name = value.removeprefix("ml.")
+    if not _INSTANCE_TYPE.fullmatch(name):
+        raise ValueError("must be an instance type such as c7i.4xlarge")
+    return name
+
+
+InstanceType = Annotated[str, AfterValidator(_without_ml)]
 S3Url = Annotated[str, matches(_S3_URL, "s3://bucket or s3://bucket/prefix")]
 Container = Literal["vllm", "lmi", "neuron"]  # of an endpoint
 MAX_LORA_RANK = 512  # of adapters that vLLM serves
@@ -65,15 +74,20 @@ class SageMaker(Section):
             description="Container image of every job. If not set, AWS's, where it exists (docs/training-jobs.md).",
         )
     )
-    cpu_instance_type: str = Field(
+    cpu_instance_type: InstanceType = Field(
         "c7i.4xlarge", description="Instance type of the jobs that use only CPUs, before and after training."
+    )
+    other_instance_types: Annotated[tuple[InstanceType, ...], Field(max_length=4)] = Field(
+        (),
+        description="Types for training without capacity for `cluster.instance_type`, the best first: as many devices,"
+        " of at least its memory.",
     )
     volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(
         500, description="Size of each instance's volume, in GB. Types with NVMe disks use these instead."
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances. They are cheaper, but AWS may take them back. Training then resumes.",
+        description="Train on spot instances, which are cheaper. AWS may take them back; training then resumes.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
@@ -81,30 +95,23 @@ class SageMaker(Section):
     )
     keep_alive: Annotated[NonNegativeInt, Field(le=360)] = Field(
         0,
-        description="Minutes that the training's instances wait for another training, such as one that resumes this"
-        " one (a warm pool). They cost as much as busy ones. Not with `spot`.",
+        description="Minutes that the training's instances wait, at full price, for another training (a warm pool)."
+        " Not with `spot`.",
     )
     training_plan: TrainingPlanArn | None = Field(
         None, description="Training plan that reserves the instances of the training."
     )
+    remote_debug: bool = Field(False, description="Allow a shell in the containers; `submit` prints the command.")
     output: S3Url | None = Field(
         None,
-        description="S3 prefix that CreateTrainingJob requires as an output path, although nothing is written there."
-        " With file_system, `sagemaker setup --file-system` prints one. If not set: the store.",
+        description="S3 prefix that CreateTrainingJob requires, although nothing is written there. With file_system,"
+        " `sagemaker setup --file-system` prints one. If not set: the store.",
     )
 
     @field_validator("store", "output")
     @classmethod
     def _without_a_slash(cls, value: str | None) -> str | None:
         return value.rstrip("/") if value else value
-
-    @field_validator("cpu_instance_type")
-    @classmethod
-    def _instance_type(cls, value: str) -> str:
-        name = value.removeprefix("ml.")
-        if not _INSTANCE_TYPE.fullmatch(name):
-            raise ValueError("must be an instance type such as c7i.4xlarge")
-        return name
 
     @model_validator(mode="after")
     def _consistent(self) -> "SageMaker":
@@ -116,6 +123,8 @@ class SageMaker(Section):
             raise ValueError("spot and training_plan: the instances of a plan are not spot instances; set one of them")
         if self.spot and self.keep_alive:
             raise ValueError("spot and keep_alive: SageMaker keeps no spot instances in a warm pool; set one of them")
+        if self.other_instance_types and (self.spot or self.training_plan or self.keep_alive):
+            raise ValueError("other_instance_types: not with spot, training_plan or keep_alive; leave one of them out")
         return self
 
     @property
@@ -147,8 +156,8 @@ class Deploy(Section):
     )
     container: Container | None = Field(
         None,
-        description="`vllm` (AWS's vLLM image), `lmi` (AWS's Large Model Inference image), or `neuron` (Hugging Face's"
-        " vLLM for inf2 and trn1). If not set: `neuron` on inf2 and trn1, otherwise `vllm`.",
+        description="Server: `vllm`, `lmi` or `neuron` (docs/endpoints.md). If not set: `neuron` on inf2 and trn1,"
+        " otherwise `vllm`.",
     )
     model: Literal["merged", "adapter"] = Field(
         "merged",

@@ -34,7 +34,7 @@ app = typer.Typer(
 _ENDPOINT = typer.Argument(metavar="RUN", help=f"An endpoint's name, or {A_RUN}")
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of section deploy, e.g. deploy.instances=2."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. deploy.instances=2."),
 ]
 Region = Annotated[
     str | None, typer.Option("--region", help="Region. Default: the run file's, or that of the AWS configuration.")
@@ -49,9 +49,7 @@ def create(
         bool,
         typer.Option("--dry-run", help="Print requests, fit and price, check quota and role; create nothing."),
     ] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep everything that was created if the container fails, for inspection.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep what was created if the container fails.")] = False,
     profile: Profile = None,
 ) -> None:
     """Upload the tuned model, create its endpoint, wait, and compare its answers with samples.json.
@@ -72,9 +70,38 @@ def create(
     raise typer.Exit(show_endpoints.deployed(deployment, proof))
 
 
+@app.command()
+def register(
+    run: RunReference = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Model package group. Default: the run file's name.")
+    ] = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests; create nothing.")] = False,
+    profile: Profile = None,
+) -> None:
+    """Register the tuned model in SageMaker's Model Registry, with its scores, for approval.
+
+    Copies its files to registry/ of the store.
+
+    Safe to run again after an interruption.
+    """
+    from hyperpod_ft.sagemaker.endpoint.registry import registration
+
+    found = _run(run, overrides)
+    operations = _operations(found, None, profile)
+    planned = operations.preview(found)
+    made = registration(planned, group)
+    show_endpoints.registration(planned, made)
+    if dry_run:
+        show_endpoints.print_requests(made.in_order())
+        return
+    show_endpoints.registered(operations.register(planned, made), made, operations.region)
+
+
 @app.command("list")
 def list_command(region: Region = None, profile: Profile = None, as_json: Json = False) -> None:
-    """List the endpoints that the kit created in a region, with their hours and price."""
+    """List the kit's endpoints in a region, with hours and price."""
     operations = _operations(None, region, profile)
     show_endpoints.listed(operations.listed(), operations.region, as_json)
 
@@ -98,7 +125,7 @@ def ask(
 
 @app.command()
 def url(endpoint: Annotated[str | None, _ENDPOINT] = None, region: Region = None, profile: Profile = None) -> None:
-    """Print the base URL and a fresh token for OpenAI clients, as two lines for a shell's `eval`.
+    """Print base URL and a fresh token for OpenAI clients, for a shell's `eval`.
 
     The token is a secret. It expires after 12 hours, or earlier with temporary credentials.
     """
@@ -128,7 +155,7 @@ def delete(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Delete the endpoint and all that costs money with it: configurations, models, log, uploaded files.
+    """Delete the endpoint and all that costs money with it.
 
     Safe to run again after an interruption.
     """

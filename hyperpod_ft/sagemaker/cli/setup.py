@@ -26,11 +26,13 @@ STACK = "hyperpod-ft-training"
 def setup(
     name: Name = STACK,
     file_system: Annotated[
-        bool, typer.Option("--file-system", help="Also let jobs mount a file system in a VPC (sagemaker.file_system).")
+        bool, typer.Option("--file-system", help="Let jobs mount a file system too (sagemaker.file_system).")
     ] = False,
-    print_template: Annotated[
-        bool, typer.Option("--print", help="Print the CloudFormation template instead of creating the stack.")
-    ] = False,
+    mail: Annotated[
+        str | None,
+        typer.Option("--mail", metavar="ADDRESS", help="Who is told about failed and stopped jobs. Empty: nobody."),
+    ] = None,
+    print_template: Annotated[bool, typer.Option("--print", help="Print the template; create nothing.")] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
@@ -49,7 +51,10 @@ def setup(
         reporter(name, tables.progress),
         name=name,
         file_system=file_system,
+        mail=mail,
     )
+    if mail:
+        print(f"AWS asks {mail} to confirm. Mails cost what SNS bills: https://aws.amazon.com/sns/pricing/")
     print("For the run file:\n")
     print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}")
     if file_system:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hyperpod_ft.sagemaker.endpoint.deployment import Deployment
     from hyperpod_ft.sagemaker.endpoint.operations import ListedEndpoint
     from hyperpod_ft.sagemaker.endpoint.proof import Proof
+    from hyperpod_ft.sagemaker.endpoint.registry import Registration
 
 PRICES_PAGE = "https://aws.amazon.com/sagemaker/ai/pricing/"
 _DIFFERENCES = 3  # answers that are shown
@@ -54,7 +55,11 @@ def requests(deployment: "Deployment") -> None:
         below = "/".join(filter(None, (deployment.target.bundle, part.prefix)))
         for file in part.files:
             print(f"upload {below}/{file.relative_to(part.root).as_posix()}  {format_bytes(file.stat().st_size)}")
-    for operation, request in deployment.requests.in_order():
+    print_requests(deployment.requests.in_order())
+
+
+def print_requests(in_order: Iterable[tuple[str, object]]) -> None:
+    for operation, request in in_order:
         print(f"{operation} {json.dumps(request, indent=2)}")
 
 
@@ -74,6 +79,19 @@ def deployed(deployment: "Deployment", proof: "Proof") -> int:
         return 0
     print(f"error: endpoint {name}: does not answer like the tuned model; see its answers and log", file=sys.stderr)
     return 1
+
+
+def registration(deployment: "Deployment", made: "Registration") -> None:
+    """What will be registered, and what it costs."""
+    print(f"A version of model package group {made.name} in {deployment.target.region}")
+    print(f"Costs: S3 bills its copy of the model, {format_bytes(deployment.bundle.nbytes)}, in {made.files}/")
+
+
+def registered(arn: str, made: "Registration", region: str) -> None:
+    print(f"Registered: {arn}")
+    command = f"aws sagemaker --region {region}"
+    print(f"Approve it: {command} update-model-package --model-approval-status Approved --model-package-arn {arn}")
+    print(f"Delete it:  {command} delete-model-package --model-package-name {arn}; aws s3 rm --recursive {made.files}/")
 
 
 def listed(found: Sequence["ListedEndpoint"], region: str, as_json: bool) -> None:

@@ -11,11 +11,12 @@ from hyperpod_ft.aws.s3 import buckets, trees
 from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError, printable
-from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.progress import PrintLine, format_bytes
 from hyperpod_ft.runs import chain
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
+from hyperpod_ft.sagemaker.endpoint.bundle import Bundle
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name, model_name, startup_seconds
 from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, FAILED, Endpoints
@@ -43,7 +44,7 @@ class Creation:
         Raises UserError if it cannot be created. If its container fails, everything is deleted first, unless `keep`;
         after any other error, what was created is kept, and the error says so.
         """
-        self._check_bucket()
+        check_bucket(self._s3, self.deployment.target.bundle, self.deployment.target.region)
         exists = self._exists()
         with self._kept():
             if not exists:
@@ -74,18 +75,6 @@ class Creation:
                 f"{error.remedy}; {delete}" if error.remedy else delete,
             ) from error
 
-    def _check_bucket(self) -> None:
-        """Raises UserError if the files' bucket is in another region: SageMaker would fail only once instances run."""
-        target = self.deployment.target
-        bucket = Location.of(target.bundle).bucket
-        with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
-            region = buckets.region(self._s3, bucket)
-        if region and region != target.region:
-            raise UserError(
-                f"deploy.store: bucket {bucket} is in {region}, the endpoint in {target.region}",
-                "choose a bucket and an endpoint in one region",
-            )
-
     def _exists(self) -> bool:
         """Whether the endpoint is there, as planned. One that has failed is deleted: it cannot be repaired."""
         name, report = self.watch.name, self.watch.report
@@ -107,11 +96,7 @@ class Creation:
 
     def _create(self) -> None:
         bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
-        if bundle.parts:
-            self.watch.report(f"uploading {format_bytes(bundle.nbytes)} to {target.bundle}/")
-        for part in bundle.parts:
-            url = "/".join(filter(None, (target.bundle, part.prefix)))
-            trees.push(self._s3, url, part.root, part.files, "upload")
+        upload(self._s3, bundle, target.bundle, self.watch.report)
         self._endpoints.create_model(requests.model)
         self._endpoints.create_config(requests.config)
         self._endpoints.create_endpoint(requests.endpoint)
@@ -177,3 +162,23 @@ class Creation:
     @property
     def _s3(self) -> Any:
         return self.watch.session.client("s3")
+
+
+def check_bucket(s3: Any, url: str, wanted: str) -> None:
+    """Raises UserError if the files' bucket is in another region: SageMaker would fail only once instances run."""
+    bucket = Location.of(url).bucket
+    with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
+        region = buckets.region(s3, bucket)
+    if region and region != wanted:
+        raise UserError(
+            f"deploy.store: bucket {bucket} is in {region}, the endpoint in {wanted}",
+            "choose a bucket and an endpoint in one region",
+        )
+
+
+def upload(s3: Any, bundle: Bundle, url: str, report: PrintLine) -> None:
+    """Upload the files that are here, where they are not there yet."""
+    if bundle.parts:
+        report(f"uploading {format_bytes(bundle.nbytes)} to {url}/")
+    for part in bundle.parts:
+        trees.push(s3, "/".join(filter(None, (url, part.prefix))), part.root, part.files, "upload")

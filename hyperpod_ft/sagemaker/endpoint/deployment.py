@@ -81,10 +81,13 @@ def region_of(config: RunConfig) -> str | None:
     return _given(config, "region")
 
 
-def bundle_prefix(run: Run) -> str | None:
-    """The S3 prefix of every bundle of the run's endpoint, with a slash at its end; None without a store."""
+def bundle_prefix(run: Run, what: Literal["endpoints", "registry"] = "endpoints") -> str | None:
+    """The S3 prefix of every bundle of the run's endpoint, or of its registered models, with a slash at its end.
+
+    None without a store.
+    """
     store = _given(run.config, "store")
-    return f"{store.rstrip('/')}/endpoints/{endpoint_name(run)}/" if store else None
+    return f"{store.rstrip('/')}/{what}/{endpoint_name(run)}/" if store else None
 
 
 def deployment(run: Run, region: str) -> Deployment:

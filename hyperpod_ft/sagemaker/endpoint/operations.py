@@ -24,6 +24,7 @@ from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target
 from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints
 from hyperpod_ft.sagemaker.endpoint.invoking import stream
 from hyperpod_ft.sagemaker.endpoint.proof import Proof
+from hyperpod_ft.sagemaker.endpoint.registry import Registration, register
 from hyperpod_ft.sagemaker.endpoint.remove import remove
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
 from hyperpod_ft.sagemaker.section import store_of
@@ -91,6 +92,11 @@ class EndpointOperations:
         name = deployment.target.name
         with self._explained(name):
             return Creation(deployment, self._watch(name)).run(keep=keep)
+
+    def register(self, planned: Deployment, made: Registration) -> str:
+        """The ARN of the run's model in the Model Registry. Safe to repeat."""
+        with explained(f"model package group {made.name}"):
+            return register(self.session.client("sagemaker"), self.session.client("s3"), planned, made, self.report)
 
     def listed(self) -> list[ListedEndpoint]:
         """The endpoints of the region that the kit created, newest first."""

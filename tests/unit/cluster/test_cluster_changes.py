@@ -18,6 +18,8 @@ def described(request: dict[str, Any]) -> dict[str, Any]:
     groups = copy.deepcopy(request["InstanceGroups"])
     for group in groups:
         group["TargetCount"] = group["CurrentCount"] = group.pop("InstanceCount")
+        if "MinInstanceCount" in group:
+            group["MinCount"] = group.pop("MinInstanceCount")
         group["Status"] = "InService"
         group["InstanceStorageConfigs"].reverse()
         group["InstanceStorageConfigs"].append({"EbsVolumeConfig": {"VolumeSizeInGB": 100, "RootVolume": True}})
@@ -42,6 +44,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
             {"workers": [{**WORKER, "instance_type": "ml.trn1n.32xlarge", "partition": "trn1"}]},
             "workers.0.instance_type: workers-1 has",
         ),
+        ({"workers": [{**WORKER, "min_count": 1}]}, "workers.0.min_count: workers-1 has none, not 1; cannot be"),
         ({"workers": [{**WORKER, "partition": "gpu"}]}, "workers.0.partition: workers-1 has"),
         ({"workers": [{**WORKER, "threads_per_core": 2}]}, "workers.0.threads_per_core: workers-1 has 1, not 2"),
         ({"workers": [{**WORKER, "volume_gb": 600}]}, "workers.0.volume_gb: workers-1 has"),
@@ -71,6 +74,15 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
 def test_every_key_that_stays_is_reported(tmp_path: Path, edited: dict[str, Any], said: str) -> None:
     (line,) = reported(tmp_path, **edited)
     assert line.startswith(said)
+
+
+def test_the_least_number_of_instances_is_as_asked_for(tmp_path: Path) -> None:
+    config = load(tmp_path, workers=[{**WORKER, "min_count": 2}])
+    request = requests.create_cluster(config, RESOURCES, URI)
+    assert [group.get("MinInstanceCount") for group in request["InstanceGroups"]] == [None, 2]
+    assert changes(config, request, described(request)).other == ()
+    (line,) = changes(load(tmp_path), requests.create_cluster(load(tmp_path), RESOURCES, URI), described(request)).other
+    assert line.startswith("workers.0.min_count: workers-1 has 2, not none")
 
 
 def test_a_database_that_the_cluster_file_no_longer_names_is_reported(tmp_path: Path) -> None:

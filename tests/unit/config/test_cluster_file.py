@@ -58,6 +58,9 @@ def load(tmp_path: Path, **changes: Any) -> ClusterConfig:
     return cluster_config.load(path)
 
 
+WORKER = {"name": "w", "instance_type": "ml.trn1.32xlarge", "count": 2}
+
+
 def refused(tmp_path: Path, **changes: Any) -> str:
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, **changes)
@@ -112,6 +115,8 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
         ({"accounting": "rds"}, "accounting: rds and the section accounting_database go together"),
         ({"accounting_database": DATABASE}, "accounting: rds and the section accounting_database go together"),
         ({**RDS, "continuous_provisioning": False}, "accounting: rds needs"),
+        ({"workers": [{**WORKER, "min_count": 3}]}, "min_count: is 3, more than count: 2"),
+        ({"workers": [{**WORKER, "min_count": 1}], "continuous_provisioning": False}, "min_count needs continuous_"),
         ({**RDS, "provisioning": "legacy"}, "accounting: rds needs"),
         ({**RDS, "region": "us-east-1"}, "accounting_database.secret_arn: not in region us-east-1"),
         ({**RDS, "accounting_database": {**DATABASE, "endpoint": "db:3306"}}, "accounting_database.endpoint: must be"),

@@ -48,6 +48,15 @@ def test_pins_name_the_version_of_the_extra(tracker: str) -> None:
     assert extra and extra[1] in requirements(tracker)
 
 
+def test_mlflow_at_an_arn_has_the_plugin_that_signs_its_requests(make_run: MakeRun) -> None:
+    arn = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/ours"
+    for address, pins in ((arn, "mlflow-sagemaker"), ("https://mlflow.example.com", "mlflow")):
+        run = make_run(tracking={"trackers": ["mlflow"]}, cluster__environment={"MLFLOW_TRACKING_URI": address})
+        assert run.paths.tracker_pins("mlflow") == pins
+        assert run.paths.tracker_python("mlflow").parents[1].name.startswith(f"{pins}-")
+    assert set(requirements("mlflow")) < set(requirements("mlflow-sagemaker"))
+
+
 def test_stage_env_is_submitted_again_for_a_tracker_without_environment(make_run: MakeRun) -> None:
     def stages(**tracking: Any) -> list[str]:
         run = make_run(tracking=tracking)

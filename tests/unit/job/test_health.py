@@ -67,6 +67,16 @@ def test_a_node_of_another_type_is_not_replaced() -> None:
     assert line.startswith("node2: is a m5.4xlarge, not a trn1.32xlarge; set cluster.partition")
 
 
+def test_a_node_may_be_of_another_type_that_the_run_file_allows() -> None:
+    other = CATALOGUE["trn1n.32xlarge"]
+    for known in ("", "trn1n.32xlarge"):
+        nodes = [fit("node1"), fit("node2", efa=16, instance_type=known)]
+        assert problems(nodes, TRN1, replace_words, [other]) == []
+        assert problems(nodes, TRN1, replace_words) != []
+    (line,) = problems([fit("node1", efa=15, instance_type="trn1n.32xlarge")], TRN1, replace_words, [other])
+    assert "15 EFA interfaces, trn1n.32xlarge has 16" in line
+
+
 def test_the_type_is_read_on_hyperpod_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "product_name"
     model.write_text("m5.4xlarge\n")

@@ -51,6 +51,18 @@ def test_an_address_for_slurms_mail_is_answered_by_a_warning(
     assert line.startswith("warning: cluster.mail_user: ")
 
 
+def test_the_command_for_a_shell_in_the_training_is_printed(
+    make_run: Callable[..., Run], jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(sagemaker=FSX | {"remote_debug": True}, cluster__instance_type="c7i.4xlarge")
+    launchers = submitted(run)
+    command = "aws ssm start-session --region eu-central-1 --target sagemaker-training-job:"
+    assert f"{command}{name(run, 'train')}_algo-1\n" in capsys.readouterr().out
+    submit.cancel(run, launchers)
+    submit.submit(run, launchers, Selection(only="download"), "sagemaker")
+    assert f"{command}{name(run, 'prepare', 2)}_algo-1\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("training job: no answer")])
 def test_an_interrupted_submission_stops_what_sagemaker_has_accepted(
     run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, error: BaseException

@@ -64,6 +64,9 @@ def test_reason_elapsed_and_nodes() -> None:
     }
     state = job_state(described)
     assert (state.reason, state.elapsed, state.nodes) == ("Insufficient capacity, waiting", "", "2 x ml.p4d.24xlarge")
+    resources = {"InstancePreferences": [{"InstanceType": "ml.a"}, {"InstanceType": "ml.b"}], "InstanceCount": 2}
+    assert job_state(described | {"ResourceConfig": resources}).nodes == "2 x ml.a or ml.b"
+    assert job_state(described | {"ResourceConfig": resources | {"SelectedInstanceType": "ml.b"}}).nodes == "2 x ml.b"
     running = described | {"SecondaryStatus": "Training", "TrainingStartTime": BEGAN}
     assert job_state(running, BEGAN.replace(day=3, hour=11, second=7)).elapsed == "2-01:00:07"
     failed = {

@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "parallelism": {},
         "env": {},
     },
-    "trn1-fsx": {"sagemaker": FSX | {"keep_alive": 30}, **NEURON},
+    "trn1-fsx": {"sagemaker": FSX | {"keep_alive": 30, "remote_debug": True}, **NEURON},
     "trn2-plan": {
         "sagemaker": STORE
         | {"training_plan": "arn:aws:sagemaker:us-west-2:123456789012:training-plan/plan", "image": "own/image:1"},
@@ -83,6 +83,22 @@ def test_requests_are_as_recorded_and_as_the_service_takes_them() -> None:
     golden.check(GOLDEN / "cpu.json", base)
     for name in sorted(set(CASES) - {"cpu"}):
         golden.check(GOLDEN / f"{name}.diff", golden.difference(base, recorded(name)))
+
+
+def test_training_may_have_other_types_that_its_plan_holds_on() -> None:
+    def made(*others: str) -> list[dict[str, Any]]:
+        return requests(make(CASES["p4d-spot"] | {"sagemaker": STORE | {"other_instance_types": others}}))
+
+    prepare, train, finish = made("p4de.24xlarge", "ml.p5.48xlarge")
+    wanted = [{"InstanceType": f"ml.{name}"} for name in ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge")]
+    for request in (train, finish):  # which answers on GPUs
+        assert request["ResourceConfig"]["InstancePreferences"] == wanted
+        assert "InstanceType" not in request["ResourceConfig"]
+        assert check_request("sagemaker", "CreateTrainingJob", request) == []
+    assert prepare["ResourceConfig"]["InstanceType"] == "ml.c7i.4xlarge"
+    for other in ("p5.4xlarge", "g5.48xlarge", "trn1.32xlarge", "c7i.4xlarge"):
+        with pytest.raises(UserError, match=f"other_instance_types: {other} has not as many devices as p4d"):
+            made(other)
 
 
 def test_three_jobs_of_which_one_has_the_accelerators() -> None:
@@ -225,6 +241,8 @@ def test_metrics_are_read_from_the_lines_of_a_step() -> None:
             "spot and training",
         ),
         ({"spot": True, "keep_alive": 30}, "spot and keep_alive"),
+        ({"spot": True, "other_instance_types": ["p5.48xlarge"]}, "other_instance_types: not with spot"),
+        ({"other_instance_types": ["big"]}, "an instance type"),
         ({"store": None, "file_system": FSX["file_system"]}, "file_system needs output"),
         ({"keep_alive": 361}, "360"),
         ({"regoin": "us-west-2"}, "did you mean region"),
