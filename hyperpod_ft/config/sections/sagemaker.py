@@ -73,7 +73,7 @@ class SageMaker(Section):
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances. They are cheaper, but AWS may take them back. Training then resumes.",
+        description="Train on spot instances, which AWS may take back. Training then resumes.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
@@ -147,8 +147,8 @@ class Deploy(Section):
     )
     container: Container | None = Field(
         None,
-        description="`vllm` (AWS's vLLM image), `lmi` (AWS's Large Model Inference image), or `neuron` (Hugging Face's"
-        " vLLM for inf2 and trn1). If not set: `neuron` on inf2 and trn1, otherwise `vllm`.",
+        description="Server of the model: `vllm`, `lmi` or `neuron` (docs/endpoints.md#before). If not set: `neuron` on"
+        " inf2 and trn1, otherwise `vllm`.",
     )
     model: Literal["merged", "adapter"] = Field(
         "merged",
