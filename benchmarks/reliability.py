@@ -16,18 +16,17 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ),
     (
         "torchrun, `srun` or Slurm's step manager ends",
-        "the same in a new job step",
+        "the same, in a new job step",
         ("kill -9: torchrun", "kill -9: srun", "kill -9: slurmstepd"),
     ),
     (
         "a rank or torchrun hangs",
-        "after 60 s or ten steps, the stacks of all ranks are saved, the rank that the others wait for is named, and a"
-        " new job step begins",
+        "after 60 s or ten steps, a new job step begins; the log names the rank that the others wait for",
         ("hung: rank", "hung: torchrun"),
     ),
     (
-        "a process stands still, but not for so long",
-        "training waits, and continues",
+        "a process stands still for a shorter time",
+        "training waits for it",
         ("process frozen", "slow rank"),
     ),
     (
@@ -50,7 +49,7 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ),
     (
         "the volume is full, or its calls fail",
-        "nothing half-written is used; the stage fails if the error lasts; `resume`",
+        "nothing half-written is used; if the error lasts, the stage fails: `resume`",
         ("volume full", "EIO"),
     ),
     ("a node's clock jumps", "nothing", ("clock jump",)),
@@ -85,4 +84,5 @@ def restarts(entries: Mapping[str, Entry]) -> Iterator[str]:
     for failure, entry in entries.items():
         seconds = sorted(each["seconds"] for each in entry["rounds"])
         steps = statistics.median(each["steps"] for each in entry["rounds"])
-        yield f"| {failure} | {statistics.median(seconds):.1f} ({seconds[0]:.1f}–{seconds[-1]:.1f}) | {steps:.0f} |"
+        spread = f" ({seconds[0]:.1f}–{seconds[-1]:.1f})" if len(seconds) > 1 else ""
+        yield f"| {failure} | {statistics.median(seconds):.1f}{spread} | {steps:.0f} |"

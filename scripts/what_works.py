@@ -279,10 +279,9 @@ def page() -> str:
     lines = [
         "# What works with what",
         "",
-        "Each cell is what the kit answered for a small run file: `plan`, and for `push --adapter` that command. A",
-        "number leads to the reason below the table. A *no* without one: the engine or the run does not have this. For",
-        "your run, the commands say the same, and what to do instead. A *yes* does not mean that it",
-        "[has run there](fidelity.md).",
+        "Each cell is the answer of `plan`, or of `push --adapter`, to a small run file. A number leads to the reason",
+        "below the table. A *no* without one: the engine or the run does not have this. For your run, the commands",
+        "also say what to do instead. A *yes* does not mean that it [has run there](fidelity.md).",
         "",
         "Other limits depend on sizes or rows: [degrees](parallelism.md#what-a-model-allows), [new",
         "tokens](methods.md#new-tokens), [adapters](methods.md#continuing-an-adapter),",

@@ -48,13 +48,13 @@ class Cluster(Section):
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     min_nodes: PositiveInt | None = Field(
         None,
-        description="On Slurm, train on fewer nodes, down to this number, while there are no more, as after one is"
-        " lost. At a checkpoint, training returns to more (engine torch, not on Trainium; docs/reliability.md).",
+        description="On Slurm, the fewest nodes to train on while there are no more (engine torch, not on Trainium;"
+        " docs/reliability.md#continue-elsewhere).",
     )
     partition: SlurmWord | None = Field(
         None,
-        description="Slurm partition of the stages that use accelerators. `cluster create` names it after the instance"
-        " family, such as `p5`. HyperPod's default partition `dev` has the nodes of all groups.",
+        description="Slurm partition of the stages that use accelerators, not HyperPod's `dev`. `cluster create` names"
+        " it after the instance family, such as `p5`.",
     )
     cpu_partition: SlurmWord | None = Field(
         None, description="Slurm partition of the stages that use only CPUs; `partition` if not set."
@@ -75,8 +75,7 @@ class Cluster(Section):
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
-        description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs (at most 2 on instance type"
-        " `local`).",
+        description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory of each CPU stage, in GB; Slurm's default if not set."
@@ -142,9 +141,8 @@ class PythonEnvironment(Section):
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
-        description="Trainium: where pip finds the Neuron packages and a PyTorch build without CUDA. URLs of package"
-        " indexes, or directories of wheels (docs/engines.md). If not set, pip's own configuration must name them;"
-        " `init` sets it.",
+        description="Trainium: URLs of package indexes, or directories of wheels, with the Neuron packages and PyTorch"
+        " (docs/engines.md). If not set, pip's own configuration must name them; `init` sets it.",
     )
 
 

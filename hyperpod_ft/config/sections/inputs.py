@@ -26,9 +26,7 @@ class StartingAdapter(Section):
         description="A Hub id, an `s3://bucket/prefix` or a local directory, with `adapter_config.json` and"
         " `adapter_model.safetensors`."
     )
-    revision: Revision | None = Field(
-        None, description="Hub commit (recommended), tag or branch of the adapter. Only for Hub ids."
-    )
+    revision: Revision | None = Field(None, description="As `model.revision`.")
 
     @property
     def asset(self) -> Asset:
@@ -101,7 +99,7 @@ class SourceSettings(Section):
         " (absolute, or starting with `.`), `example:requests`, `example:preferences`, `example:feedback`,"
         " `example:pictures` or `example:qa`.",
     )
-    revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
+    revision: Revision | None = Field(None, description="As `model.revision`.")
     files: tuple[str, ...] = Field(
         ("*.jsonl", "*.json", "*.parquet"),
         min_length=1,
@@ -221,8 +219,7 @@ class Preparation(Section):
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
         description="What happens to examples longer than max_length or max_target_length. `drop` counts them as bad"
-        " rows, at the first of which stage `dataset` stops unless max_bad_rows is higher. No effect with packing"
-        " `wrapped`.",
+        " rows (max_bad_rows). No effect with packing `wrapped`.",
     )
     validation_share: Share = Field(0.02, description="Fraction of the raw rows held out for validation.")
     max_bad_rows: NonNegativeInt = Field(

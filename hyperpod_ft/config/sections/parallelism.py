@@ -43,8 +43,7 @@ class Parallelism(Section):
     sequence_parallel: bool | None = Field(
         None,
         description="Also divide the activations outside attention and MLP over the tensor-parallel ranks (engine"
-        " torch). Saves memory at the same communication volume. If not set: on if tensor_parallel x"
-        " context_parallel divides dataset.max_length.",
+        " torch). If not set: on if tensor_parallel x context_parallel divides dataset.max_length.",
     )
     ranks_per_node: PositiveInt | None = Field(
         None,
@@ -74,8 +73,7 @@ class Neuron(Section):
 
     sequence_parallel: bool = Field(
         True,
-        description="Divide the activations outside attention and MLP over the tensor-parallel ranks. Saves memory;"
-        " bf16 with tensor parallelism requires it.",
+        description="As `parallelism.sequence_parallel`. bf16 with tensor parallelism requires it.",
     )
     flash_attention: bool | None = Field(
         None,

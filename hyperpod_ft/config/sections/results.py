@@ -34,7 +34,7 @@ class Generate(Section):
     validation_samples: NonNegativeInt = Field(
         8,
         le=256,
-        description="Validation samples, drawn once, whose answers are compared so too.",
+        description="The same of validation samples.",
     )
     answer_pattern: str | None = Field(
         None,

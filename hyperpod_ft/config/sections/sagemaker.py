@@ -87,7 +87,7 @@ class SageMaker(Section):
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances, which are cheaper. AWS may take them back; training then resumes.",
+        description="Train on spot instances, which AWS may take back. Training then resumes.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
@@ -156,8 +156,8 @@ class Deploy(Section):
     )
     container: Container | None = Field(
         None,
-        description="Server: `vllm`, `lmi` or `neuron` (docs/endpoints.md). If not set: `neuron` on inf2 and trn1,"
-        " otherwise `vllm`.",
+        description="Server: `vllm`, `lmi` or `neuron` (docs/endpoints.md#before). If not set: `neuron` on inf2 and"
+        " trn1, otherwise `vllm`.",
     )
     model: Literal["merged", "adapter"] = Field(
         "merged",

@@ -77,7 +77,7 @@ class Training(Section):
         20,
         description="Two checks of the loss. At step 1, training stops if the base model's loss exceeds that of uniform"
         " guessing by sanity_margin. From step sanity_steps on, or at the last, it stops if the smoothed loss exceeds"
-        " the base model's by as much. 0 turns both off. A loss that is not finite always stops training.",
+        " the base model's by as much. 0 turns both off.",
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
@@ -214,9 +214,7 @@ class Dpo(Section):
 class Kto(Section):
     """Kahneman-Tversky optimization (training.objective kto)."""
 
-    beta: PositiveFloat = Field(
-        0.1, description="Scale of the rewards: the higher, the closer the model stays to its starting point."
-    )
+    beta: PositiveFloat = Field(0.1, description="As `dpo.beta`.")
     desirable_weight: PositiveFloat = Field(
         1.0,
         description="Weight of each completion that is labeled true. TRL advises that this weight times their number be"
