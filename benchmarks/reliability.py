@@ -10,14 +10,17 @@ from benchmarks.goals import Entry
 # A failure, what happens, and the kinds of the soak's faults that are it.
 OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     (
-        "a rank crashes, or the process that ranks are forked from",
+        "a rank, or the process that ranks are forked from, is killed",
         "all ranks start again from the newest checkpoint, in the same job step",
         ("kill -9: rank", "kill -9: fork server"),
     ),
     (
-        "torchrun, `srun` or Slurm's step manager ends",
-        "the same, in a new job step",
-        ("kill -9: torchrun", "kill -9: srun", "kill -9: slurmstepd"),
+        "torchrun, `srun`, Slurm's step manager or a node's check is killed",
+        "no rank reports a cause: Slurm requeues the job, which continues",
+        (
+            *("kill -9: torchrun", "kill -9: srun", "kill -9: slurmstepd"),
+            *("kill -9: node program", "kill -9: health check"),
+        ),
     ),
     (
         "a rank or torchrun hangs",
@@ -40,11 +43,11 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
         ("kill -9: slurmctld", "kill -9: slurmd"),
     ),
     (
-        "a program of another stage, or of the job around the ranks, is killed",
+        "the program of another stage, or the supervisor of `train`, is killed",
         "the stage fails; `resume` runs it again",
         (
-            *("kill -9: supervisor", "kill -9: script", "kill -9: stage", "kill -9: node program"),
-            *("kill -9: health check", "kill -9: Slurm's clients", "kill -9: others"),
+            *("kill -9: supervisor", "kill -9: script", "kill -9: stage"),
+            *("kill -9: Slurm's clients", "kill -9: others"),
         ),
     ),
     (
@@ -52,7 +55,7 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
         "nothing half-written is used; if the error lasts, the stage fails: `resume`",
         ("volume full", "EIO"),
     ),
-    ("a node's clock jumps", "nothing", ("clock jump",)),
+    ("a node's clock jumps", "training continues", ("clock jump",)),
     (
         "the time limit is near; somebody cancels or requeues a job",
         "training saves its step; a requeued job continues, a cancelled one after `resume`",
@@ -71,10 +74,15 @@ def outcomes(soak: Mapping[str, Any]) -> Iterator[str]:
     counts: Counter[str] = Counter()
     for entry in soak["invocations"]:
         counts.update({kind: sum(by_stage.values()) for kind, by_stage in entry["faults"].items()})
-    yield "| what happens | what follows | tried |"
+    yield "| what happens | what follows | injected |"
     yield "|---|---|---|"
     for failure, outcome, kinds in OUTCOMES:
         yield f"| {failure} | {outcome} | {sum(counts[kind] for kind in kinds):,} |"
+    runs = sum(sum(entry["runs"].values()) for entry in soak["invocations"])
+    found = sum(len(entry["failures"]) for entry in soak["invocations"])
+    yield ""
+    first = soak["invocations"][0]["started"][:10]
+    yield f"In {runs} runs, from {first} on, {found} faults of the kit or of the test itself were found."
 
 
 def restarts(entries: Mapping[str, Entry]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Seconds from a failure to the next new step, and the steps that it costs: two CPU ranks on a local Slurm.
 
-    python -m benchmarks.restarts [FAILURE...] [--rounds 3] [--steps 12]
+    python -m benchmarks.restarts [FAILURE...] [--rounds 3] [--steps 19]
 
 A tiny model, so that what is measured is the restart. A lost node counts from when Slurm is told; on a real cluster,
 Slurm finds it after `SlurmdTimeout`.
@@ -29,6 +29,8 @@ from benchmarks.command import ROOT
 from hyperpod_ft.localcluster import LocalCluster
 
 _SAVED_EVERY = 10  # steps
+_STEPS_BEFORE = 2 * _SAVED_EVERY - 1  # the failure: without memory checkpoints, most is lost
+_LONGEST_SECONDS = 300
 _NODE = "node2"
 _MEMORY = "memory_checkpoint_every_steps"
 
@@ -110,10 +112,10 @@ def run_file(root: Path, nodes: int, training: Mapping[str, Any]) -> dict[str, A
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + _LONGEST_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit("no new step within 300 s")
+            sys.exit(f"no new step within {_LONGEST_SECONDS} s")
         time.sleep(0.02)
 
 
@@ -126,8 +128,8 @@ def cost(metrics: Path, every: int) -> float:
     return statistics.median(after) / statistics.median(others)
 
 
-def measure(work: Path, failure: Failure, steps_before: int = _SAVED_EVERY + 2) -> Restart:
-    """One run, which the failure hits once, after so many steps: a checkpoint, and steps that are lost."""
+def measure(work: Path, failure: Failure, steps_before: int = _STEPS_BEFORE) -> Restart:
+    """One run, which the failure hits once, after so many steps."""
     cluster = LocalCluster(work / "cluster")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(work / "state")}
 
@@ -150,17 +152,18 @@ def measure(work: Path, failure: Failure, steps_before: int = _SAVED_EVERY + 2) 
         every = failure.training.get(_MEMORY)
         of_memory = round(cost(metrics, every), 3) if every else None
         failure.inject(site)
-        failed = time.monotonic()
-        time.sleep(0.2)
-        last = steps()
-        # the file loses the steps after the checkpoint when training resumes
+        failed, last = time.monotonic(), steps()
+        (log,) = (site.directory / "logs").glob("*-train_*.out")
+        while not (resumed := re.findall(r"resuming from step (\d+)", log.read_text())):
+            last = max(last, steps())  # others of its ranks may go on for a moment
+            if time.monotonic() - failed > _LONGEST_SECONDS:
+                sys.exit("training does not resume")
+            time.sleep(0.02)
         wait_for(lambda: steps() > last)
         seconds = time.monotonic() - failed
-        (log,) = (site.directory / "logs").glob("*-train_*.out")
-        resumed = int(re.findall(r"resuming from step (\d+)", log.read_text())[-1])
         kit("cancel")
         wait_for(lambda: not site.processes(_RANK))  # they remove what they have in memory
-        return Restart(round(seconds, 2), last - resumed, of_memory)
+        return Restart(round(seconds, 2), last - int(resumed[0]), of_memory)
     finally:
         cluster.down()
 
@@ -168,7 +171,7 @@ def measure(work: Path, failure: Failure, steps_before: int = _SAVED_EVERY + 2) 
 def main() -> None:
     options = command.parser(__doc__ or "", peers=False)
     options.add_argument("failures", nargs="*", metavar="FAILURE", help=f"default: all of {', '.join(FAILURES)}")
-    options.add_argument("--steps", type=int, default=_SAVED_EVERY + 2, help="before the failure")
+    options.add_argument("--steps", type=int, default=_STEPS_BEFORE, help="before the failure")
     given = options.parse_args()
     for name in given.failures or FAILURES:
         rounds = []

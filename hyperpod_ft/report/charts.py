@@ -151,7 +151,8 @@ def _slowest_ranks(report: RunReport) -> Chart | None:
         kept = thinned(excess, _budget([report]))
         x = {"step": [float(found[index].step) for index in kept]}
         series.append(Series(label, color, "dots", x, [_rounded(excess[index]) for index in kept], len(excess)))
-    return _lines("slowest_rank", "Work of the slowest rank in a step, % above that of others", [report], series)
+    label = "Work of the slowest rank in a step, % above that of others (slow: 15 or more, twice in a row)"
+    return _lines("slowest_rank", label, [report], series)
 
 
 def _of_sources(report: RunReport) -> list[str]:

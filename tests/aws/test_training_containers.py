@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(1200)]
 
-STEPS = {"max_steps": 60, "save_every_steps": 12, "validate_every_steps": 8, "keep_best": True}
+STEPS = {"max_steps": 100, "save_every_steps": 12, "validate_every_steps": 8, "keep_best": True}
 
 
 def values(root: Path, section: dict[str, Any]) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def test_from_training_jobs_to_slurm_and_back(
     assert "train quick-" in output
     assert "still at work" in command.run("submit", "run.yaml", "--launcher", "slurm", status=2)
     run = command.opened
-    cancel_after(command, run, 12)
+    cancel_after(command, run, 6)
     command.run("resume", "--launcher", "slurm")
-    cancel_after(command, run, 24)
+    cancel_after(command, run, len(run.paths.metrics_path.read_text().splitlines()))
     command.run("resume", "--launcher", "sagemaker")
     command.wait_until_ended()
     _, train = command.jobs()
@@ -94,11 +94,11 @@ def test_from_training_jobs_to_slurm_and_back(
     assert command.created() == ["train-1", "train-2", "finish-2"]
     assert {stage["state"] for stage in command.status()["stages"]} == {"done"}
     assert "done" in command.run("list")
-    assert "step 60/60" in command.run("logs", "train")
+    assert "step 100/100" in command.run("logs", "train")
     for launcher in ("sagemaker", "process"):
         assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", launcher)
     first, second = resumed_from(run)
-    assert 12 <= first < second
+    assert 6 <= first < second
     assert results(run) == results(undisturbed)
 
 

@@ -1,5 +1,6 @@
 """Which rank of a training works longest in a step, over time: a file to which the watch over the ranks adds rows."""
 
+import os
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -97,15 +98,18 @@ def add(path: Path, row: SlowestRank) -> bool:
     rows = read(path)
     if rows and 0 <= row.step - rows[-1].step < row.step // _SHARE:
         return False
-    with path.open("ab") as stream:
-        stream.write(_ROW.dump_json(row) + b"\n")
+    with path.open("a+b") as stream:
+        torn = stream.seek(0, os.SEEK_END) and path.read_bytes()[-1:] != b"\n"  # by a kill
+        stream.write(b"\n" * bool(torn) + _ROW.dump_json(row) + b"\n")
     of_job = [each for each in rows if each.job_id == row.job_id]
     return len(slow([*of_job, row])) > len(slow(of_job))
 
 
 def slow(rows: Sequence[SlowestRank]) -> tuple[SlowestRank, ...]:
     """The newest row of each place that was slow in two rows on end: on a busy machine, one alone may be chance."""
-    found = {
-        row.place: row for before, row in pairwise(rows) if before.is_slow and row.is_slow and before.place == row.place
-    }
+    found = {}
+    for before, row in pairwise(rows):
+        same = (before.job_id, before.node, before.place) == (row.job_id, row.node, row.place)
+        if same and before.is_slow and row.is_slow:
+            found[row.place] = row
     return tuple(found.values())
