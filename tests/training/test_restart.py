@@ -1,6 +1,8 @@
 """Jobs of several ranks that are killed, stopped or misused, as on a cluster."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,8 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
     undisturbed, killed = make_run("undisturbed", settings), make_run("killed", settings)
     jobs.train(undisturbed)
     lost = make_run("lost", settings | {"training.save_every_steps": 6, "training.memory_checkpoint_every_steps": 2})
-    lose_a_node(lost, jobs)
+    with no_memory_left(lost):
+        lose_a_node(lost, jobs)
     assert curve(lost) == curve(undisturbed)
     record = lost.journal.record("train")
     assert record is not None and record.facts["resumed_from"] == [4]
@@ -81,6 +84,16 @@ def start(jobs: Jobs, run: Run, port: int, number: int, node: str) -> Launched:
     meeting = ["--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
     program = ["-m", "hyperpod_ft.stages.train", str(run.paths.directory)]
     return jobs.start(1, ["forking_torchrun", "--nproc-per-node=2", *meeting, *program])
+
+
+@contextlib.contextmanager
+def no_memory_left(run: Run) -> Iterator[None]:
+    """Remove what jobs of a run have left in this machine's memory if the block fails."""
+    try:
+        yield
+    finally:
+        for memory in memories(run):
+            shutil.rmtree(memory)
 
 
 def memories(run: Run) -> list[Path]:
