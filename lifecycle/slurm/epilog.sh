@@ -2,8 +2,9 @@
 # Slurm's Epilog: runs as root on each node after the last step of a job there.
 #
 # Remove what a job left behind, which would take memory and accelerators from the next one: stray processes of its
-# user and their files in /dev/shm. Only if that user has no other job on the node, and never for system accounts. The
-# exit status is always 0: any other drains the node.
+# user and their files in /dev/shm. Only if that user has no other job on the node, and never for system accounts.
+# Memory checkpoints stay for an hour, then anyone's are removed: a job that Slurm requeues resumes from them. The exit
+# status is always 0: any other drains the node.
 
 user=${SLURM_JOB_UID:-}
 node=${SLURMD_NODENAME:-}
@@ -50,5 +51,14 @@ if [[ -n $(alive) ]]; then
   signal KILL
   logger -t slurm-epilog -- "job ${SLURM_JOB_ID:-?}: ended processes that uid $user left behind" 2>/dev/null
 fi
-find /dev/shm -mindepth 1 -xdev -uid "$user" ! -newerct "@$started" -delete 2>/dev/null
+
+spared=()
+for memory in /dev/shm/hyperpod-ft-*; do
+  if [[ -n $(find "$memory" -mmin -60 -print -quit 2>/dev/null) ]]; then
+    spared+=(! -path "$memory" ! -path "$memory/*")
+  elif ! pgrep -U "$(stat -c %u "$memory" 2>/dev/null)" >/dev/null; then
+    find "$memory" -xdev -delete 2>/dev/null # of a user without a process here: no job has it in use
+  fi
+done
+find /dev/shm -mindepth 1 -xdev -uid "$user" ! -newerct "@$started" "${spared[@]}" -delete 2>/dev/null
 exit 0

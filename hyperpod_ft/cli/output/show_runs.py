@@ -18,6 +18,7 @@ from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_fit import TrainingFit
+from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.assets import is_adapter_known, with_adapter
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.results import places, training_summary
@@ -45,7 +46,8 @@ def _print_memory(fit: TrainingFit, available_bytes: float) -> None:
     elif fit.unknown:
         print(f"memory    unknown: {fit.unknown}")
     if fit.checkpoint_memory:
-        print(f"memory    of a node's own, memory checkpoints take {fit.checkpoint_memory / GIB:.1f} GiB (estimated)")
+        taken = format_bytes(fit.checkpoint_memory)
+        print(f"memory    memory checkpoints take {taken} of each node's /dev/shm (estimated)")
 
 
 def plan(preview: Preview) -> None:

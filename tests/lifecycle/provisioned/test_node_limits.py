@@ -131,6 +131,25 @@ def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
     assert node.run(*alive, "bob").stdout == "1\n"
 
 
+def test_the_epilog_keeps_memory_checkpoints_for_an_hour(node: Node) -> None:
+    """A job that Slurm requeues after the loss of another node resumes from them."""
+    node.provision("--only", "users", "--only", "epilog")
+    for user, job, minutes in (("alice", "2001-a", 58), ("alice", "2001-b", 62), ("bob", "2002-c", 62)):
+        directory = f"/dev/shm/hyperpod-ft-{job}"
+        made = f"mkdir -p {directory}/node1; touch {directory}/node1/rank-00000.0.json"
+        aged = f"find {directory} -exec touch -d '{minutes} minutes ago' {{}} +"
+        node.run("runuser", "-u", user, "--", "bash", "-c", f"{made}; {aged}; touch /dev/shm/{job}")
+    node.run("runuser", "-u", "bob", "--", "bash", "-c", "setsid sleep 99 >/dev/null 2>&1 & true")
+    files = ("find", "/dev/shm", "-type", "f", "-printf", "%P\n")
+    young, of_bob = "hyperpod-ft-2001-a/node1/rank-00000.0.json", "hyperpod-ft-2002-c/node1/rank-00000.0.json"
+    _epilog(node, "echo 7")
+    assert set(node.run(*files).stdout.split()) == {young, "2002-c", of_bob}, "bob has a process"
+    node.run("pkill", "-U", "bob")
+    wait_for(lambda: node.run("pgrep", "-c", "-u", "bob", check=False).stdout == "0\n", every=0.05)
+    _epilog(node, "echo 7")
+    assert set(node.run(*files).stdout.split()) == {young, "2002-c"}
+
+
 def test_the_epilog_never_drains_a_node(node: Node) -> None:
     node.provision("--only", "epilog")
     for environment in ({}, {"PATH": "/nowhere"}):

@@ -20,7 +20,11 @@ from typer.testing import CliRunner
 
 from hyperpod_ft.cli import main
 from hyperpod_ft.cli.main import app
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.config import run_file
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.preflight import preview
+from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B
 from tests.programs import call
 from tests.unit.small_volume import small_volume
@@ -163,11 +167,14 @@ def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert "not looked at: meta-llama/Meta-Llama-3-8B" in shown and "not looked at" not in plan.stdout
 
 
-def test_plan_tells_what_ranks_do_beside_training(tmp_path: Path) -> None:
+def test_plan_tells_what_ranks_do_beside_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = ("trl.use_vllm=true", "cluster.instance_type=p5.48xlarge", f"cluster.root={tmp_path}")
     plan = call("plan", "quickstart-grpo", *(f"--set={change}" for change in changes), cwd=tmp_path)
     assert "answers   every rank trains, and samples with vLLM in 0.3 of its GPU's memory" in plan.stdout
     assert "available: 48.0 (estimated)" in plan.stdout
+    every = [f"cluster.root={tmp_path}", "training.memory_checkpoint_every_steps=2"]
+    show_runs.plan(preview(Run.of(run_file.load(run_file.find("quickstart"), every)), Launchers()))
+    assert "memory    memory checkpoints take 10.2 MB of each node's /dev/shm (estimated)" in capsys.readouterr().out
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:

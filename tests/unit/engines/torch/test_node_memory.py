@@ -1,14 +1,20 @@
-"""The directories of memory checkpoints in /dev/shm, which every user can write to."""
+"""Memory checkpoints: their directories in /dev/shm, which every user can write to, and which step all ranks have."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.ranks import Interrupted, Ranks
-from hyperpod_ft.engines.torch.memory_checkpoints import node_memory
+from hyperpod_ft.engines.torch.memory_checkpoints import MemoryCheckpoints, node_memory
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 
 ALONE = Ranks(0, 1, 0, dist.HashStore())
 
@@ -30,6 +36,7 @@ def test_what_others_may_write_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(0o700)
     open_to_all, link = job(tmp_path, "a"), job(tmp_path, "b")
     open_to_all.mkdir()
+    open_to_all.chmod(0o755)  # whatever the umask
     link.symlink_to(tmp_path / "elsewhere")
     for directory in (open_to_all, link, tmp_path / "missing" / "a"):
         with (
@@ -49,3 +56,33 @@ def test_what_no_job_uses_is_removed_after_an_hour(tmp_path: Path) -> None:
             os.utime(path, (0, 0))
         with node_memory(job(tmp_path, "new") / "node1", ALONE):
             assert used.exists() and restarting.exists() and not left.exists()
+
+
+def test_what_a_lost_node_had_not_sent_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job's two nodes the second is lost between its own mark of step 4 and that of its neighbour."""
+    monkeypatch.setattr(dist, "new_group", lambda **_: None)
+    layout = Layout(Degrees(2, 1, 1, 1), Sharding("replicated", 1))
+    training = SimpleNamespace(memory_checkpoint_every_steps=2)
+    task: Any = SimpleNamespace(config=SimpleNamespace(training=training), layout=layout)
+
+    def start_on(*nodes: str) -> list[MemoryCheckpoints]:
+        store, state = dist.HashStore(), {"weight": torch.zeros(1)}
+
+        def checkpoints(rank: int) -> MemoryCheckpoints:
+            ranks = Ranks(rank, 2, 0, store)
+            return MemoryCheckpoints(task, tmp_path / nodes[rank], ranks, torch.device("cpu"), state)
+
+        for node in nodes:
+            (tmp_path / node).mkdir(exist_ok=True)
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(checkpoints, (0, 1)))
+
+    kept, lost = start_on("node1", "node2")
+    for holder, rank, step in ((kept, 0, 2), (kept, 1, 2), (lost, 0, 2), (lost, 1, 2), (kept, 0, 4), (lost, 1, 4)):
+        holder._write_mark(rank, "attempt", TrainingProgress(step))
+    for checkpoints in start_on("node3", "node1"):
+        newest = checkpoints.newest(after=0)
+        assert newest and newest.progress.step == 2 and newest.holders == {0: ["node1"], 1: ["node1"]}
+    kept._write_mark(1, "attempt", TrainingProgress(4))
+    newest = start_on("node3", "node1")[0].newest(after=0)
+    assert newest and newest.progress.step == 4, "it had arrived"
