@@ -38,7 +38,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore",
+    "PYTHONWARNINGS": "ignore,error:`torch.distributed:FutureWarning",  # of names that will be gone
     "PYTHONFAULTHANDLER": "1",
 }
 
