@@ -76,7 +76,7 @@ class RunStatus:
     training: LatestMetrics | None = None  # until it is done
     places: tuple[StepPlace, ...] = ()  # where its steps ran; only where a single run was asked for
     slow_ranks: tuple[SlowestRank, ...] = ()  # likewise
-    goodput: float | None = None  # 0 to 1; once trained, until its record was written
+    goodput: float | None = None  # 0 to 1
     held: Held | None = None  # what its nodes were held for; only where a single run was asked for
     training_summary: TrainingSummary | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
@@ -114,7 +114,7 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
     with contextlib.suppress(OSError):  # of the rows: the state is known without them
         ran = places.read(run.paths)
         slow = slowest_rank.slow(slowest_rank.read(run.paths.slowest_ranks))
-    return replace(_status(run, launchers), places=ran, slow_ranks=slow, held=_held(run))
+    return replace(_status(run, launchers), places=ran, slow_ranks=slow, held=holdings.read(run))
 
 
 def _status(run: Run, launchers: Launchers) -> RunStatus:
@@ -140,6 +140,7 @@ def status_of(
     Reads the records now, after the states were asked for: the record of a job that has ended since counts.
     """
     decision, summary = decide(run), summary_of(run)
+    held = None if summary else holdings.read(run)
     needed = {stage.name for stage in decision.stages}
     stages = _one_at_a_time(
         (
@@ -158,7 +159,7 @@ def status_of(
         submit_command=run.journal.submit_command(run.journal.submitted_as or "RUN_FILE"),
         refused=str(decision.refused or ""),
         training=_latest_metrics(run, stages),
-        goodput=summary.goodput if summary else (held.goodput if (held := _held(run)) else None),
+        goodput=summary.goodput if summary else held.goodput if held else None,
         training_summary=summary,
         evaluations=evaluations(run),
         note=note,
@@ -277,13 +278,6 @@ def _latest_metrics(run: Run, stages: tuple[StageStatus, ...]) -> LatestMetrics 
         reward_accuracy=row.get("rewards/accuracies"),
         reward=row.get("reward"),
     )
-
-
-def _held(run: Run) -> Held | None:
-    try:
-        return holdings.read(run.journal)
-    except OSError:  # of a log: the state is known without it
-        return None
 
 
 def list_runs(root: Path, launchers: Launchers) -> list[RunStatus]:

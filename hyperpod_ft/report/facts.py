@@ -6,8 +6,9 @@ from typing import Any
 from hyperpod_ft.data.mixing import source_report
 from hyperpod_ft.progress import count
 from hyperpod_ft.report.numbers import duration, number, percent
-from hyperpod_ft.report.run_report import Accelerators, RunReport
+from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.jobs import Submission
+from hyperpod_ft.runs.results.goodput import Held
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
@@ -34,11 +35,11 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
             duration(report.seconds) if report.seconds else "",
             count(len(report.resume_points), "restart") if report.resume_points else "",
         ),
-        _held(report.accelerators),
+        _held(report.held),
     ]
 
 
-def _held(held: Accelerators | None) -> tuple[str, str, str]:
+def _held(held: Held | None) -> tuple[str, str, str]:
     if held is None:
         return ("Training held", "", "")
     hours = f"{number(held.node_hours)} node-hours"

@@ -70,7 +70,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         timeline=spans,
         stages=_stages(run.plan, records, status),
         accelerators=_accelerators(run, spans),
-        held=holdings.read(run.journal),
+        held=holdings.read(run),
         expert_load=expert_load.read(facts),
         dataset=_dataset(records),
         shown=shown.read(run.paths.dataset_path) if "dataset" in records else (),
@@ -192,13 +192,10 @@ def _stages(plan: Plan, records: Mapping[str, Record], status: RunStatus | None)
 def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | None:
     if not any(span.stage == "train" and span.activity != "waiting" for span in spans):
         return None
-    of_attempts = usage.read(run.paths)
-    most = of_attempts or [usage.beginning(run)]
+    most = usage.read(run.paths) or [usage.beginning(run)]
     return Accelerators(
         nodes=max(attempt.nodes for attempt in most),
         devices=max(attempt.accelerators for attempt in most),
-        node_hours=usage.node_hours(of_attempts),
-        cost=usage.cost(run.config, of_attempts),
     )
 
 

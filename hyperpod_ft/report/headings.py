@@ -134,7 +134,7 @@ def dataset(report: RunReport) -> str:
 
 
 def cost(report: RunReport) -> str:
-    held = report.accelerators
+    held = report.held
     assert held is not None
     hours = f"{number(held.node_hours)} node-hours"
     if held.cost is None:

@@ -65,12 +65,10 @@ class StageSummary:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What training held and for how long, over all attempts."""
+    """What training held, over all attempts."""
 
     nodes: int  # the most of an attempt
     devices: int  # accelerators on all nodes, the same; 0 where there are none
-    node_hours: float  # that `cost` is computed from; of the stage program in each attempt, not of its whole job
-    cost: float | None
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _run_rank_0(ranks: Ranks) -> None:
         ran = {"places": [asdict(place) for place in places.read(run.paths)]}
         return stage.Result(
             (trained.checkpoint, run.paths.metrics_path),
-            trained.facts | graphs | restarted | ran | usage.totals(run) | _held(run),
+            trained.facts | graphs | restarted | ran | _held(run),
             sha256=description.digests(trained.checkpoint),
         )
 
@@ -126,8 +126,7 @@ def _run_rank_0(ranks: Ranks) -> None:
 def _held(run: Run) -> dict[str, Any]:
     """What nodes were held for until now; nothing if a file that others write cannot be read: the training is done."""
     with contextlib.suppress(UserError, OSError):
-        if held := holdings.read(run.journal):
-            return {"goodput": round(held.goodput, 4), "held": asdict(held)}
+        return holdings.facts(run)
     return {}
 
 

@@ -313,6 +313,7 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     given = unix_time(saved["time"]) - begun + marker.stat().st_mtime - again
     parts, (crash, *_) = status["held"]["parts"], status["held"]["lost"]
     used = sum(parts.values()) + sum(lost["node_seconds"] for lost in status["held"]["lost"])
+    assert status["goodput"] == pytest.approx(parts["step"] / used, abs=1e-4)
     assert used == pytest.approx(given, abs=1) and parts["other"] < 2
     assert crash["reason"] == record.facts["restarts"][0]["reason"] and crash["node_seconds"] > 0
     assert f"{status['goodput']:.0%}" in head("list", str(shared))

@@ -38,7 +38,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore",
+    # but for deprecated collectives, of which torch 2.13 warns
+    "PYTHONWARNINGS": "ignore,error:`torch.distributed.all_gather_into:FutureWarning"
+    ",error:`torch.distributed.reduce_scatter_tensor:FutureWarning",
     "PYTHONFAULTHANDLER": "1",
 }
 

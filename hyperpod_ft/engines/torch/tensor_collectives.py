@@ -12,6 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+# Torch 2.13 warns of the names that earlier releases have.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 Exchange = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
@@ -51,7 +55,7 @@ def _own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
-    dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
+    all_gather(parts, part.contiguous(), group=group)
     rows: torch.Tensor = parts.unflatten(0, (group.size(), -1)).transpose(0, 1)
     return rows.flatten(1, 2)
 
@@ -59,7 +63,7 @@ def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def _summed_part(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     parts = whole.unflatten(1, (group.size(), -1)).transpose(0, 1).contiguous()
     own = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=group)
+    reduce_scatter(own, parts.flatten(0, 1), group=group)
     return own
 
 

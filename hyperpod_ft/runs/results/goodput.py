@@ -58,6 +58,12 @@ class Holding:
     ended: float
     nodes: int
     attempts: Sequence[HeldAttempt] = ()
+    accelerators: int = 0  # on all nodes
+    price: float | None = None  # of a node-hour
+
+    @property
+    def hours(self) -> float:
+        return (self.ended - self.began) / 3600
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,16 @@ class Held:
     lost: Sequence[Lost] = ()
     seconds: float = 0.0  # on the clock
     pending: float = 0.0  # seconds that its jobs waited for nodes, which are in no other figure
+    accelerator_hours: float | None = None  # None: there are no accelerators
+    cost: float | None = None  # in the currency of the prices; None: one is not known
 
     @property
     def node_seconds(self) -> float:
         return sum(self.parts.values()) + sum(one.node_seconds for one in self.lost)
+
+    @property
+    def node_hours(self) -> float:
+        return self.node_seconds / 3600
 
     @property
     def goodput(self) -> float:
@@ -124,7 +136,14 @@ def held(holdings: Sequence[Holding]) -> Held:
         [one for one in lost if one.node_seconds],
         sum(holding.ended - holding.began for holding in holdings),
         sum(max(0.0, holding.began - holding.ready) for holding in holdings),
+        sum(holding.accelerators * holding.hours for holding in holdings) or None,
+        _cost(holdings),
     )
+
+
+def _cost(holdings: Sequence[Holding]) -> float | None:
+    costs = [holding.nodes * holding.hours * holding.price for holding in holdings if holding.price is not None]
+    return sum(costs) if len(costs) == len(holdings) else None
 
 
 def _within(value: float, least: float, most: float) -> float:

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.results import places
+from hyperpod_ft.runs.results import holdings, places
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.metrics import OF_SOURCE, is_number
 from hyperpod_ft.runs.results.places import StepPlace
@@ -92,7 +92,10 @@ _LINES: dict[str, _Line] = {
 
 
 def summary_of(run: Run) -> TrainingSummary | None:
-    """What the training's record says, or None before it exists. Checkpoints may have been deleted since."""
+    """What the training's record says, or None before it exists. Checkpoints may have been deleted since.
+
+    Hours, goodput and cost include the end of its job, which came after the record, where the files here know it.
+    """
     trained = run.journal.valid_record("train")
     if trained is None:
         return None
@@ -106,6 +109,8 @@ def summary_of(run: Run) -> TrainingSummary | None:
     }
     # ignore non-numeric values of a damaged record
     facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if is_number(value)}
+    held = holdings.read(run)
+    known = {name: value for name, value in (holdings.hours(held) if held else {}).items() if value is not None}
     where = _places(trained.facts.get("places"))
     values = {one.name: facts.get(one.name) for one in fields(TrainingSummary)} | {
         "run": run.paths.full_name,
@@ -123,6 +128,7 @@ def summary_of(run: Run) -> TrainingSummary | None:
         },
         "evaluations": evaluations(run),
         **counts,
+        **known,
     }
     return TrainingSummary(**values)
 

@@ -10,14 +10,13 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import heartbeat, publish
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.heartbeat import Phase
 from hyperpod_ft.runs.job_files import JOB_BEGAN
 from hyperpod_ft.runs.jobs import own_job_id
@@ -117,40 +116,3 @@ def read(paths: RunPaths) -> list[Usage]:
         with contextlib.suppress(OSError, ValueError):
             found.append(_USAGE.validate_json(path.read_bytes()))
     return sorted(found, key=lambda usage: usage.started)
-
-
-def totals(run: Run) -> dict[str, Any]:
-    """Over all attempts: hours of nodes and of accelerators, and what they cost.
-
-    Accelerator-hours are None where there are no accelerators.
-    """
-    every = read(run.paths)
-    hours = node_hours(every)
-    accelerator_hours = sum(attempt.accelerators * attempt.seconds for attempt in every) / 3600
-    return {
-        "attempts": len(every),
-        "node_hours": round(hours, 4),
-        "accelerator_hours": round(accelerator_hours, 4) or None,
-        "cost": cost(run.config, every),
-    }
-
-
-def node_hours(attempts: Iterable[Usage]) -> float:
-    return sum(attempt.nodes * attempt.seconds for attempt in attempts) / 3600
-
-
-def cost(config: RunConfig, attempts: Sequence[Usage]) -> float | None:
-    """The cost in the currency of `cluster.price_per_node_hour`; None where a price is not given.
-
-    The price of the run file counts for every attempt on its instance type: it may be given, or corrected, afterwards.
-    On another type, the price that an attempt had counts.
-    """
-    now = config.cluster
-    prices = [
-        now.price_per_node_hour if one.instance_type == now.instance_type else one.price_per_node_hour
-        for one in attempts
-    ]
-    if now.price_per_node_hour is None and not attempts:
-        return None
-    costs = [node_hours([one]) * price for one, price in zip(attempts, prices, strict=True) if price is not None]
-    return round(sum(costs), 4) if len(costs) == len(attempts) else None

@@ -44,7 +44,8 @@ def data_of(page: str) -> dict[str, object]:
 
 
 def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
-    report = gather(recorded_run(tmp_path))
+    run = recorded_run(tmp_path)
+    report = gather(run)
     (point,) = report.resume_points
     assert (point.step, point.seconds, point.lost_steps) == (60, 18.0, 5)
     assert point.reason == "rank 1: SIGKILL at step 65"
@@ -59,9 +60,18 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     }
     assert held.lost == [Lost("rank 1: SIGKILL at step 65", 7.0)], "with the time until that was noticed"
     assert held.pending == 0.0, "its job has only waited for other stages"
-    assert report.accelerators.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
+    assert held.cost == pytest.approx(87 / 3600 * 7.2)
+    current = status(run, Launchers())
+    assert current.held == held and current.goodput == pytest.approx(held.goodput, abs=1e-4)
+    # the record was written before its job ended
+    known = current.training_summary
+    assert known and known.goodput == current.goodput
+    assert known.node_hours == pytest.approx(held.node_hours, abs=1e-4) and known.cost == pytest.approx(
+        held.cost, abs=1e-4
+    )
     assert "held 1 node for 1 min 27 s, goodput 44%; 1 restart, 5 steps trained again" in headings.timeline(report)
     page = " ".join(report_page([report]).split())
+    assert f"{numbers.number(held.node_hours)} node-hours" in page.split("<h2")[0], "the tile"
     assert "steps that count 44%; starting and loading 34%; a restart (rank 1: SIGKILL at step 65) 8.0%;" in page
 
 
@@ -81,7 +91,7 @@ def test_a_change_of_place_is_marked(tmp_path: Path) -> None:
     publish.write_json(run.paths.usage_path / "50.json", asdict(replace(second, nodes=2, degrees="dp 2 x tp 1")))
     report = gather(run)
     assert "training held up to 2 nodes for " in headings.timeline(report)
-    assert headings.cost(report) == "Training cost 0.21: 0.0292 node-hours at 7.20 each"
+    assert headings.cost(report) == "Training cost 0.17: 0.0242 node-hours at 7.20 each"
     (loss,) = (chart for chart in charts([report]) if chart.name == "loss")
     restart, moved = loss.marks
     assert restart.label.startswith("resumed from step 60")
@@ -120,8 +130,12 @@ def test_headings_say_what_was_found(tmp_path: Path) -> None:
     page = report_page([report])
     for heading in (headings.loss(report), headings.answers(report), headings.cost(report)):
         assert heading in page
-    cost = page.split('<h2 id="cost">')[1]
-    assert "start of its stage program" in cost, "node-hours are fewer than the timeline shows"
+    cost = page.split('<h2 id="cost">')[1].split("</section>")[0]
+    assert "at the price in the run file" in cost and "With cluster.price_per_node_hour" not in cost
+    cost = report_page([gather(recorded_run(tmp_path / "free", cluster__price_per_node_hour=None))])
+    cost = cost.split('<h2 id="cost">')[1].split("</section>")[0]
+    assert "their price is not known" in cost and "With cluster.price_per_node_hour" in cost
+    assert "at the price in the run file" not in cost
 
 
 def test_several_sources_have_their_shares_and_losses(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, check_replicas
 from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
+from hyperpod_ft.engines.torch.tensor_collectives import all_gather, reduce_scatter
 
 
 class _Bucket:
@@ -62,7 +63,7 @@ class _Bucket:
         own = buffer[0]
         if self._shard_ranks > 1:
             own = torch.empty_like(buffer[0])
-            dist.reduce_scatter_tensor(own, buffer.view(-1), group=self._mesh.get_group("dp_shard"))
+            reduce_scatter(own, buffer.view(-1), group=self._mesh.get_group("dp_shard"))
         for group in self._summing_groups:
             dist.all_reduce(own, group=group)
         return dict(self._shards_of(own))
@@ -78,7 +79,7 @@ class _Bucket:
         for name, view in self._shards_of(own):
             view.copy_(self.shards[name].take(weights[name]))
         buffer = first.new_empty(self._shard_ranks, own.numel())
-        dist.all_gather_into_tensor(buffer.view(-1), own, group=self._mesh.get_group("dp_shard"))
+        all_gather(buffer.view(-1), own, group=self._mesh.get_group("dp_shard"))
         pairs = [pair for name, weight in weights.items() for pair in self._chunks(buffer, name, weight)]
         torch._foreach_copy_([chunk for _, chunk in pairs], [view for view, _ in pairs])
 

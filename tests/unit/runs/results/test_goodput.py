@@ -138,10 +138,11 @@ def test_a_rank_counts_its_phases_and_how_far_its_steps_were() -> None:
                 time.sleep(0.001)
         with heartbeat.during("validation"):
             found: list[dict[Phase, float]] = []
+            first = time.monotonic()
             asking = threading.Thread(target=lambda: found.append(heartbeat.spent().until(time.monotonic())))
             asking.start()
             asking.join()
-        assert sum(found[0].values()) == pytest.approx(time.monotonic() - begun, abs=0.05)
+        assert first - begun <= sum(found[0].values()) <= time.monotonic() - begun + 1e-6
         assert found[0]["save"] >= 2 * heartbeat._SAVES * 0.001 and found[0]["validation"] > 0
         steps = [step for step, _ in heartbeat.spent().reached]
         assert steps[0] == 4 and steps[-1] == step and len(steps) == 1 + heartbeat._SAVES, "the first and the newest"
@@ -172,7 +173,7 @@ def end(run: Run, stage: str, job_id: str, second: int) -> None:
 def test_a_run_says_what_its_nodes_were_held_for(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(**{"cluster__nodes": 2})
     run.freeze()
-    assert holdings.read(run.journal) is None and status(run, Launchers()).goodput is None
+    assert holdings.read(run) is None and status(run, Launchers()).goodput is None
     for stage, job_id, submitted in (("dataset", "6", 0), ("train", "7", 0), ("train", "8", 200)):
         run.journal.add_job(Job(stage, job_id, "process", at(submitted)))
     end(run, "dataset", "6", 4)
@@ -181,17 +182,35 @@ def test_a_run_says_what_its_nodes_were_held_for(make_run: MakeRun, capsys: pyte
     limit = Attempt("7", at(42), NOTICE_STATUS, False, (), NOTICE, 0, 10, 10)
     attempts.add(run.paths, "train", limit)
     write_attempt(run, "7", 60, 65, [(10, 0.0), (20, 20.0)], start=5, step=30)
-    found = holdings.read(run.journal)
+    found = holdings.read(run)
     assert found is not None
     assert known(found) == {"start": 2 * (5 + 1 + 5 + 5), "step": 2 * (20 + 30), "save": 8}
     assert lost(found) == {"time limit": 4} and found.pending == (10 - 4) + (60 - 42)
+
+    # a crash: until the next attempt has begun, nothing says whether it goes on from the nodes' memory
+    attempts.add(run.paths, "train", Attempt("7", at(100), 1, False, (), 0, 10, 10, 20))
+    training = run.config.training.model_copy(update={"save_every_steps": 10, "memory_checkpoint_every_steps": 2})
+    with_memory = replace(run, config=run.config.model_copy(update={"training": training}))
+    between = holdings.read(run)
+    assert between is not None and known(between)["step"] == 2 * 20, "from the volume"
+    assert status(with_memory, Launchers()).goodput is status(with_memory, Launchers()).held is None
+    write_attempt(run, "7", 60, 105, [], start=3)
+    assert holdings.read(with_memory) is None, "it is loading"
+    write_attempt(run, "7", 60, 105, [(20, 0.0)], start=3, step=1)
+    resumed = holdings.read(with_memory)
+    assert resumed is not None and known(resumed)["step"] == 2 * (20 + 20 + 1)
+    (run.paths.usage_path / "105.json").unlink()
+    publish.write_text(run.paths.cancel_marker("train", "7"), "")
+    assert holdings.read(with_memory) == between
+    run.paths.restarts_path("train").unlink()
+    attempts.add(run.paths, "train", limit)
 
     write_attempt(run, "8", 210, 215, [(20, 0.0), (30, 10.0)], start=5, step=18)
     attempts.add(run.paths, "train", Attempt("8", at(240), 1, False, (), 0, 20, 30, 38))
     write_attempt(run, "8", 210, 250, [(30, 0.0)], start=5, step=7)
     end(run, "train", "8", 265)
     (run.paths.checkpoints / "step-00000030").mkdir(parents=True)
-    found = holdings.read(run.journal)
+    found = holdings.read(run)
     assert found is not None
     assert found.node_seconds == 2 * found.seconds == 2 * (32 + 40 + 55)
     crash = "exit 1 at step 38, and no rank reported why"
@@ -207,5 +226,5 @@ def test_a_run_says_what_its_nodes_were_held_for(make_run: MakeRun, capsys: pyte
     log = run.paths.log("train", "9")
     publish.write_text(log, f"{banner('train', '9')} on a, {at(310)}\n")
     end(run, "train", "9", 320)
-    after = holdings.read(run.journal)
+    after = holdings.read(run)
     assert after is not None and after.parts["start"] == found.parts["start"] + 20 and after.seconds == 137

@@ -15,7 +15,7 @@ from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, status
 from hyperpod_ft.runs.records import Record, unix_time, utc_now
-from hyperpod_ft.runs.results import places, slowest_rank, training_summary, usage
+from hyperpod_ft.runs.results import holdings, places, slowest_rank, training_summary, usage
 from hyperpod_ft.runs.results.samples import AnswerCount
 from hyperpod_ft.runs.results.slowest_rank import SlowestRank
 from hyperpod_ft.runs.results.training_summary import steps
@@ -66,18 +66,20 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     publish.write_text(run.paths.usage_path / "4.json", "{")
     for name in ("instance_type", "degrees"):  # another user may write what controls a terminal
         publish.write_json(run.paths.usage_path / f"{name}.json", written | {name: "\x1b[2J"})
-    assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
-    other_type = replace(usage.read(run.paths)[0], nodes=1, seconds=3600.0, instance_type="p5.48xlarge")
+    known = holdings.facts(run)
+    totals = {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
+    assert {name: known[name] for name in totals} == totals
+    other_type = replace(usage.read(run.paths)[0], job_id="2", nodes=1, seconds=3600.0, instance_type="p5.48xlarge")
     for price, cost in {50.0: 90.0, None: None}.items():
         priced = replace(other_type, price_per_node_hour=price)
         publish.write_json(run.paths.usage_path / "5.json", asdict(priced))
-        assert usage.totals(run)["cost"] == cost, "each type at its own price"
+        assert holdings.facts(run)["cost"] == cost, "each type at its own price"
     finish(run, "train", FACTS | {"places": [{"step": 1, "nodes": 1, "instance_type": "p5.48xlarge", "degrees": ""}]})
     assert training_summary.require(run).cost == FACTS["cost"]
     (run.paths.usage_path / "5.json").unlink()
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.paths.directory == run.paths.directory, "a price makes no other run"
-    assert usage.totals(free)["cost"] is None
+    assert holdings.facts(free)["cost"] is None
 
 
 def test_where_it_ran_is_said_once_it_changed(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +125,7 @@ def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: 
         raise RuntimeError
     (attempt,) = usage.read(run.paths)
     assert attempt.seconds >= 0.05 and (attempt.job_id, attempt.nodes) == ("77", 1)
-    assert attempt.accelerators == 0 and usage.totals(run)["accelerator_hours"] is None
+    assert attempt.accelerators == 0 and holdings.facts(run)["accelerator_hours"] is None
     assert not [thread for thread in threading.enumerate() if thread.name == "usage"]
 
 
