@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from hyperpod_ft.engines.ranks import Interrupted, Ranks
-from hyperpod_ft.engines.torch.memory_checkpoints import node_memory
+from hyperpod_ft.engines.torch.node_memory import node_memory
 from hyperpod_ft.errors import UserError
 
 ALONE = Ranks(0, 1, 0, dist.HashStore())
@@ -26,18 +26,27 @@ def test_it_stays_after_a_crash_alone(tmp_path: Path) -> None:
         assert node.exists() == node.parent.exists() == stays
 
 
-def test_what_others_may_write_to_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir(0o700)
-    open_to_all, link = job(tmp_path, "a"), job(tmp_path, "b")
-    open_to_all.mkdir()
+def test_what_others_may_have_made_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "elsewhere" / "node1").mkdir(parents=True)
+    open_to_all, link, file = (job(tmp_path, name) for name in "abc")
+    (open_to_all / "node1" / "rank-00000.0.json").mkdir(parents=True)
+    open_to_all.chmod(0o755)
     link.symlink_to(tmp_path / "elsewhere")
-    for directory in (open_to_all, link, tmp_path / "missing" / "a"):
-        with (
-            pytest.raises(UserError, match=r"^training\.memory_checkpoint_every_steps: .*leave the key out$"),
-            node_memory(directory / "node1", ALONE),
-        ):
-            pass
-    assert not list((tmp_path / "elsewhere").iterdir())
+    file.touch()
+    with node_memory(open_to_all / "node1", ALONE) as made:
+        assert made and not list(made.iterdir()) and open_to_all.stat().st_mode & 0o777 == 0o700
+    for taken in (link, file):
+        with node_memory(taken / "node1", ALONE) as made:
+            assert made is None
+        assert f"train: {taken} is not a directory of this user: no memory" in capsys.readouterr().out
+        with pytest.raises(UserError), node_memory(taken / "node1", ALONE):
+            raise UserError("nan")
+    assert (tmp_path / "elsewhere" / "node1").exists()
+    with (
+        pytest.raises(UserError, match=r"^training\.memory_checkpoint_every_steps: .*leave the key out$"),
+        node_memory(tmp_path / "missing" / "a" / "node1", ALONE),
+    ):
+        pass
 
 
 def test_what_no_job_uses_is_removed_after_an_hour(tmp_path: Path) -> None:
