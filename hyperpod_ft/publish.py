@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -108,6 +109,15 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_own_directory(path: Path) -> bool:
+    """Whether it is a directory of this user's, and no link: where all may write, others may have made it."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def fsync_tree(directory: Path) -> None:

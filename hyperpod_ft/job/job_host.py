@@ -200,4 +200,4 @@ def this_host(environment: Mapping[str, str] = os.environ) -> JobHost:
             partition=environment.get("SLURM_JOB_PARTITION", ""),
             reserved="SLURM_JOB_RESERVATION" in environment,
         )
-    return JobHost(os.uname().nodename, attempt=before)
+    return JobHost(os.uname().nodename, attempt=int(environment.get(job_files.ATTEMPT_NUMBER, "0")) + before)

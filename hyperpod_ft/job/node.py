@@ -16,6 +16,7 @@ import sys
 import zlib
 from pathlib import Path
 
+from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job.health import EFA_PLUGIN, nccl_uses_efa
 from hyperpod_ft.job.job_host import MASTER_PORTS, JobHost, this_host
@@ -109,8 +110,9 @@ def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
         # exit status 1, not 2: the controller may answer later, so the job must not be given up
         print_error(host.name, str(error))
         sys.exit(1)
-    if host.is_first_start and not host.attempt:  # what an earlier job of the same id has left
-        shutil.rmtree(host.memory(run.paths.directory), ignore_errors=True)
+    memory = host.memory(run.paths.directory)
+    if host.is_first_start and not host.attempt and publish.is_own_directory(memory.parent):
+        shutil.rmtree(memory, ignore_errors=True)  # what an earlier job of the same id has left
     command = torchrun_command(run, meeting, host.number, precompile=precompile)
     first = rules_of(run.config.engine).program_directories(run.config, job_python(run.paths))
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])

@@ -187,7 +187,8 @@ def _attempt(
     publish.remove(directory)
     # what still ends on another node may have made it again, for its report
     directory.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory)}
+    number = str(len(earlier))
+    environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory), job_files.ATTEMPT_NUMBER: number}
     child = signals.begin(command, environment)
     # precompile works before and after an attempt too
     if stage != "train" or not signals.host.passes_words:

@@ -21,10 +21,11 @@ NODES = "HYPERPOD_FT_NODES"
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
 # Set where a job step has made earlier attempts: how many.
 ATTEMPTS_BEFORE = "HYPERPOD_FT_ATTEMPTS_BEFORE"
-# Set in a training job's containers: the names of the job's hosts, in order; this one's number; of an attempt at
-# training, a number higher than of earlier ones; the seconds that the job has; and the module that runs a command on
-# every host.
-HOSTS, HOST_NUMBER, ATTEMPT_NUMBER = "HYPERPOD_FT_HOSTS", "HYPERPOD_FT_HOST_NUMBER", "HYPERPOD_FT_ATTEMPT_NUMBER"
+# Of an attempt at training, a number higher than of earlier ones. Slurm numbers its job steps itself.
+ATTEMPT_NUMBER = "HYPERPOD_FT_ATTEMPT_NUMBER"
+# Set in a training job's containers: the names of the job's hosts, in order; this one's number; the seconds that the
+# job has; and the module that runs a command on every host.
+HOSTS, HOST_NUMBER = "HYPERPOD_FT_HOSTS", "HYPERPOD_FT_HOST_NUMBER"
 MAX_RUNTIME, ON_EVERY_HOST = "HYPERPOD_FT_MAX_RUNTIME", "HYPERPOD_FT_ON_EVERY_HOST"
 # Seconds between a training job's notice and its limit, if the limit is not short. An estimate: SageMaker may also
 # count the start of the instances, which takes minutes.

@@ -26,9 +26,9 @@ from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.build import ShardedModel, build
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.memory_checkpoints import node_memory
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes
 from hyperpod_ft.engines.torch.model import context_parallel, router_loss
+from hyperpod_ft.engines.torch.node_memory import node_memory
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.objective import objective_of
 from hyperpod_ft.engines.torch.objectives.validation import Means, validation_of
@@ -43,7 +43,7 @@ from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    with node_memory(task.memory, ranks), training_loop(task, ranks) as loop:
+    with node_memory(task.memory, ranks) as memory, training_loop(replace(task, memory=memory), ranks) as loop:
         return loop.run_to_end()
 
 

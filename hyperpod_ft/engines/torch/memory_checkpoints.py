@@ -9,18 +9,13 @@ that they outlive the ranks; each rank has two, which are written in turn:
 One is written when all ranks have the other, so that a kill at any moment leaves a step that all have.
 """
 
-import contextlib
-import fcntl
 import json
 import math
 import os
-import shutil
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,77 +23,16 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from hyperpod_ft import heartbeat, publish
+from hyperpod_ft import heartbeat
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
-from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Interrupted, Ranks
+from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.node_memory import shared_errors
 from hyperpod_ft.engines.torch.sharding.shards import Pieces
-from hyperpod_ft.errors import UserError
 
-_RESTART_SECONDS = 3600  # that a job may take to start its ranks again
 _MESSAGE_BYTES = 1 << 30
 _ALIGNMENT = 16  # of tensors in a file, in bytes: a multiple of every element's size
-
-
-@contextlib.contextmanager
-def node_memory(directory: Path | None, ranks: Ranks) -> Iterator[None]:
-    """Have the node's directory for the block. After a crash it stays, for the ranks that the same job starts again.
-
-    Its parent is the job's. One rank of the node makes both, and removes what other jobs of this user have left that
-    did not restart. Raises UserError when they cannot be made, or are not this user's alone.
-    """
-    if directory is None or ranks.local_rank:
-        yield
-        return
-    job = directory.parent
-    try:
-        job.mkdir(mode=0o700, exist_ok=True)
-        found = job.lstat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise PermissionError("others may write to it")
-        descriptor = _lock(job, fcntl.LOCK_SH)
-        directory.mkdir(exist_ok=True)
-        for other in job.parent.glob(f"{job.name.rpartition('-')[0]}-*"):
-            with contextlib.suppress(OSError):
-                os.close(_lock(other, fcntl.LOCK_EX | fcntl.LOCK_NB))
-                if time.time() - max(file.stat().st_mtime for file in (other, *other.rglob("*"))) > _RESTART_SECONDS:
-                    shutil.rmtree(other)
-    except OSError as error:
-        raise _cannot_keep(directory, error) from error
-    try:
-        yield
-    except (UserError, Interrupted):
-        _remove(directory)
-        raise
-    else:
-        _remove(directory)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(directory: Path, kind: int) -> int:
-    """A descriptor that holds the lock until it is closed, or the process ends. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, kind)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):  # where nodes are daemons on one machine, another's is beside it
-        directory.parent.rmdir()
-
-
-def _cannot_keep(directory: Path, error: OSError) -> UserError:
-    return UserError(
-        f"training.memory_checkpoint_every_steps: {directory}: {error.strerror or error}",
-        "free or correct it, or leave the key out",
-    )
 
 
 @dataclass(frozen=True)
@@ -108,6 +42,7 @@ class _Part:
     rank: int
     attempt: str  # that wrote it: on accelerators, the same step of two attempts may differ
     content: str  # digest of the layout, and of the tensors' names, shapes and dtypes
+    bytes: int  # of its file
     progress: TrainingProgress
 
 
@@ -150,7 +85,8 @@ class MemoryCheckpoints:
         self._receiver, self._sender = (self._neighbor(names[(at + by) % len(names)]) for by in (1, -1))
         # a separate group: a thread's messages must not mix with those of training
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        self._memory = cache(self._mapped)
+        self._files: dict[tuple[int, int], torch.Tensor] = {}  # the memory of those in use, by rank and slot
+        self._removed = False  # whether somebody has removed the directory
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -174,26 +110,40 @@ class MemoryCheckpoints:
     def begin(self, resumed: MemoryCheckpoint | None, state: Any) -> None:
         """Fill `state` in place with what is resumed from, if anything; have the memory for all that will be kept.
 
-        A rank whose own node lacks its state receives it. Raises UserError when a node has too little memory.
+        A rank whose own node lacks its state receives it. Raises UserError when a node has too little memory. At no
+        time does a node have more than two states of each rank, own and received.
         """
-        try:
-            if resumed:
-                self._receive(resumed)
-                for view, tensor in self._pairs(self._slot(resumed.progress), state):
-                    tensor.copy_(view)
-            dist.barrier(self._group)  # nobody reads what is removed now
-            if self._ranks.local_rank == 0:
-                here = self._nodes[self._directory.name]
-                before = self._nodes[self._told[self._sender]["node"]]
-                kept = {f"rank-{rank:05}" for rank in (*here, *before)}
-                for file in self._directory.iterdir():
-                    if file.name.partition(".")[0] not in kept:
-                        file.unlink()
-            for rank in {self._ranks.rank, self._sender}:
+        own = self._ranks.rank
+        if resumed:
+            slot = self._slot(resumed.progress)
+            with shared_errors(self._ranks, "memory/older", self._directory):
+                self._remove_unneeded(but=slot)
+            with shared_errors(self._ranks, "memory/resumed", self._directory):
+                self._memory(own, slot)
+            self._receive(resumed)
+            for view, tensor in self._pairs(slot, state):
+                tensor.copy_(view)
+        # what is mapped takes memory even when its file is removed
+        self._files = {key: memory for key, memory in self._files.items() if key[0] in (own, self._sender)}
+        dist.barrier(self._group)  # nobody reads what is removed now
+        with shared_errors(self._ranks, "memory/sent", self._directory):
+            self._remove_unneeded()
+        with shared_errors(self._ranks, "memory/kept", self._directory):
+            for rank in {own, self._sender}:
                 for slot in (0, 1):
                     self._memory(rank, slot)
-        except OSError as error:
-            raise _cannot_keep(self._directory, error) from error
+
+    def _remove_unneeded(self, but: int | None = None) -> None:
+        """Remove the files of ranks whose states this node will not keep, except those of a slot. Raises OSError."""
+        if self._ranks.local_rank:
+            return
+        ranks = (*self._nodes[self._directory.name], *self._nodes[self._told[self._sender]["node"]])
+        kept = {f"rank-{rank:05}" for rank in ranks}
+        # marks first: none may be left without its state
+        for file in sorted(self._directory.iterdir(), key=lambda file: file.suffix != ".json"):
+            name, _, slot = file.name.partition(".")
+            if name not in kept and not slot.startswith(str(but)):
+                file.unlink()
 
     def is_due(self, step: int) -> bool:
         """Whether one is due after a step."""
@@ -265,14 +215,20 @@ class MemoryCheckpoints:
         """Of the two files of a rank, that for a step."""
         return progress.step // self._every % 2
 
-    def _mapped(self, rank: int, slot: int) -> torch.Tensor:
+    def _memory(self, rank: int, slot: int) -> torch.Tensor:
         """The memory of a file, uint8. Raises OSError when there is too little: a write would kill this process."""
+        if (rank, slot) in self._files:
+            return self._files[rank, slot]
         path, size = self._directory / f"rank-{rank:05}.{slot}", self._told[rank]["bytes"]
         with path.open("ab") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                self._mark(rank, slot).unlink(missing_ok=True)  # of a state that is lost
+                file.truncate(size)
             os.posix_fallocate(file.fileno(), 0, size)
         memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
         if rank == self._ranks.rank:
             devices.pin(memory, self._device)
+        self._files[rank, slot] = memory
         return memory
 
     def _pairs(self, slot: int, state: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -287,13 +243,23 @@ class MemoryCheckpoints:
         return self._directory / f"rank-{rank:05}.{slot}.json"
 
     def _write_mark(self, rank: int, attempt: str, progress: TrainingProgress) -> None:
-        part = _Part(rank, attempt, self._told[rank]["content"], progress)
-        publish.write_json(self._mark(rank, self._slot(progress)), asdict(part))
+        part = _Part(rank, attempt, self._told[rank]["content"], self._told[rank]["bytes"], progress)
+        mark = self._mark(rank, self._slot(progress))
+        partial = mark.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(asdict(part)))
+            partial.replace(mark)
+        except FileNotFoundError:  # training needs no memory checkpoint
+            if not self._removed and self._ranks.local_rank == 0:
+                print(f"train: {self._directory} was removed: no memory checkpoints until a restart", flush=True)
+            self._removed = True
 
     def _parts(self) -> Iterator[_Part]:
         """What a killed attempt has left here."""
         for path in self._directory.glob("rank-*.json"):
-            yield _PART.validate_json(path.read_bytes())
+            part, file = _PART.validate_json(path.read_bytes()), path.with_suffix("")
+            if file.exists() and file.stat().st_size == part.bytes:
+                yield part
 
 
 def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hyperpod_ft import publish
+from hyperpod_ft import heartbeat, publish
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import RankDegrees
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
@@ -58,7 +58,8 @@ class TrainingState:
             self._checkpoints.save(self._task.checkpoint(progress.step), state, progress)
         if self._memory and not wanted and self._memory.is_due(progress.step):
             if self._ranks.is_rank_0:
-                publish.fsync(self._task.metrics_path)  # the rows are not lost with this node
+                with heartbeat.during("save"):
+                    publish.fsync(self._task.metrics_path)  # the rows are not lost with this node
             self._memory.save(progress, self._tensors())
 
     def saves_after(self, step: int) -> bool:
@@ -123,13 +124,14 @@ class TrainingState:
         return found
 
     def _has_best(self, progress: TrainingProgress) -> bool:
-        """Whether the best weights so far were saved, or later ones in their place, which training finds again."""
+        """Whether the best weights so far were saved, or those of a step that training will do again."""
         if not self._task.config.training.keep_best or not progress.best_step:
             return True
         try:
-            return description.read(self._task.best_checkpoint).step >= progress.best_step
+            saved = description.read(self._task.best_checkpoint).step
         except UserError:
             return False
+        return saved == progress.best_step or saved > progress.step
 
     def _has_rows(self, progress: TrainingProgress) -> bool:
         """Whether metrics.jsonl has the rows of all steps so far: those of a node that returns may have been lost."""

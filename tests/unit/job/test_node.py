@@ -11,10 +11,10 @@ import pytest
 from provision.steps import limits
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_host import MASTER_PORTS, this_host
+from hyperpod_ft.job.job_host import MASTER_PORTS, JobHost, this_host
 from hyperpod_ft.job.node import main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
-from hyperpod_ft.runs.job_files import PYTHON
+from hyperpod_ft.runs.job_files import ATTEMPT_NUMBER, PYTHON
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
 
@@ -123,3 +123,27 @@ def test_a_run_that_cannot_be_read_is_one_line(
         assert end.value.code == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and said in line
+
+
+def test_the_memory_of_an_earlier_job_goes_at_the_first_attempt(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(env__python=sys.executable)
+    run.freeze()
+    job, elsewhere = tmp_path / "job", tmp_path / "elsewhere"
+    monkeypatch.setattr(JobHost, "memory", lambda *_: job / "node")
+    monkeypatch.setattr(os, "execvp", Mock())
+    monkeypatch.setattr(sys, "argv", ["node", str(run.paths.directory)])
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    for directory in (job, elsewhere):
+        (directory / "node").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setenv(ATTEMPT_NUMBER, "1")
+        main()
+        assert (job / "node").exists()
+    main()
+    assert not (job / "node").exists()
+    job.rmdir()
+    job.symlink_to(elsewhere)
+    main()
+    assert (elsewhere / "node").exists(), "another user may have made the link"

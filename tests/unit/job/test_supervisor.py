@@ -320,11 +320,11 @@ def test_a_command_that_nobody_can_speak_to_ends_before_it_is_started_again(run:
     program = {"HYPERPOD_FT_ON_EVERY_HOST": "on_every_host", "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
     # it outlives the pause
     once = "[[ -e once ]] || { touch once; fail 137 0; sleep 3; echo ended; exit 137; }"
-    again = f"read -r -t 9 word; echo again $word; {finished_training(run)}"
+    again = f"read -r -t 9 word; echo again $HYPERPOD_FT_ATTEMPT_NUMBER $word; {finished_training(run)}"
     status, output = finish(start(run, f"{HEARING} {once}; {again}", **HOST | program))
     assert status == 0, output
     said = [line for line in output.splitlines() if line.startswith(("ended", "again", "heard"))]
-    assert said == ["ended", "again"] and [end.status for end in attempts.history(run.paths, "train")] == [137]
+    assert said == ["ended", "again 1"] and [end.status for end in attempts.history(run.paths, "train")] == [137]
 
 
 def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(run: Run) -> None:

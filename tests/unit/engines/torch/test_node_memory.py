@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ import torch.distributed as dist
 
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.ranks import Interrupted, Ranks
-from hyperpod_ft.engines.torch.memory_checkpoints import MemoryCheckpoints, node_memory
+from hyperpod_ft.engines.torch.memory_checkpoints import MemoryCheckpoints
+from hyperpod_ft.engines.torch.node_memory import node_memory
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 
@@ -32,19 +34,27 @@ def test_it_stays_after_a_crash_alone(tmp_path: Path) -> None:
         assert node.exists() == node.parent.exists() == stays
 
 
-def test_what_others_may_write_to_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir(0o700)
-    open_to_all, link = job(tmp_path, "a"), job(tmp_path, "b")
-    open_to_all.mkdir()
-    open_to_all.chmod(0o755)  # whatever the umask
+def test_what_others_may_have_made_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "elsewhere" / "node1").mkdir(parents=True)
+    open_to_all, link, file = (job(tmp_path, name) for name in "abc")
+    (open_to_all / "node1" / "rank-00000.0.json").mkdir(parents=True)
+    open_to_all.chmod(0o755)
     link.symlink_to(tmp_path / "elsewhere")
-    for directory in (open_to_all, link, tmp_path / "missing" / "a"):
-        with (
-            pytest.raises(UserError, match=r"^training\.memory_checkpoint_every_steps: .*leave the key out$"),
-            node_memory(directory / "node1", ALONE),
-        ):
-            pass
-    assert not list((tmp_path / "elsewhere").iterdir())
+    file.touch()
+    with node_memory(open_to_all / "node1", ALONE) as made:
+        assert made and not list(made.iterdir()) and open_to_all.stat().st_mode & 0o777 == 0o700
+    for taken in (link, file):
+        with node_memory(taken / "node1", ALONE) as made:
+            assert made is None
+        assert f"train: {taken} is not a directory of this user: no memory" in capsys.readouterr().out
+        with pytest.raises(UserError), node_memory(taken / "node1", ALONE):
+            raise UserError("nan")
+    assert (tmp_path / "elsewhere" / "node1").exists()
+    with (
+        pytest.raises(UserError, match=r"^training\.memory_checkpoint_every_steps: .*leave the key out$"),
+        node_memory(tmp_path / "missing" / "a" / "node1", ALONE),
+    ):
+        pass
 
 
 def test_what_no_job_uses_is_removed_after_an_hour(tmp_path: Path) -> None:
@@ -78,6 +88,8 @@ def test_what_a_lost_node_had_not_sent_does_not_count(tmp_path: Path, monkeypatc
             return list(threads.map(checkpoints, (0, 1)))
 
     kept, lost = start_on("node1", "node2")
+    for node, rank, slot in product(("node1", "node2"), (0, 1), (0, 1)):
+        (tmp_path / node / f"rank-{rank:05}.{slot}").write_bytes(bytes(16))
     for holder, rank, step in ((kept, 0, 2), (kept, 1, 2), (lost, 0, 2), (lost, 1, 2), (kept, 0, 4), (lost, 1, 4)):
         holder._write_mark(rank, "attempt", TrainingProgress(step))
     for checkpoints in start_on("node3", "node1"):
