@@ -43,10 +43,17 @@ class HeldAttempt:
         known = sum(self.phases.values())
         scale = min(1.0, seconds / known) if known else 0.0  # starts have whole seconds: attempts may overlap by one
         steps = self.phases.get("step", 0.0)
-        reached = [(math.inf, steps)] if math.isinf(resumed) else self.reached
-        kept = max((min(until, steps) for step, until in reached if step <= resumed), default=0.0)
+        kept = steps if math.isinf(resumed) else min(self._seconds_until(resumed), steps)
         used: dict[Part, float] = {phase: scale * spent for phase, spent in self.phases.items()}
         return used | {"step": scale * kept, "other": seconds - scale * known}, scale * (steps - kept)
+
+    def _seconds_until(self, resumed: float) -> float:
+        """The seconds of its steps until that one: in proportion between two that are known, which are not all."""
+        before = max(((step, until) for step, until in self.reached if step <= resumed), default=None)
+        after = min(((step, until) for step, until in self.reached if step >= resumed), default=before)
+        if before is None or after is None or before[0] == after[0]:
+            return before[1] if before else 0.0
+        return before[1] + (after[1] - before[1]) * (resumed - before[0]) / (after[0] - before[0])
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def read(run: Run) -> Held | None:
     None too if a file cannot be read, and with memory checkpoints from the end of an attempt until the next one trains:
     nothing says yet which of them is left.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # the files may be another user's
         return _read(run)
     return None
 

@@ -28,7 +28,8 @@ _EVERY_SECONDS = 15.0
 _LOOKS_EVERY_SECONDS = 1.0
 # Some words that a terminal can show: the run may be another user's. A file with others counts as damaged.
 Words = Annotated[str, Field(pattern=r"^\P{C}{0,100}$")]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Usage:
     job_id: str
     started: UtcTime
     seconds: Seconds
-    nodes: Annotated[int, Field(ge=0)]
-    accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
+    nodes: _Count
+    accelerators: _Count  # chips on all nodes; 0 where there are none
     instance_type: Words
     degrees: Words  # of parallelism, in words
     ranks: Annotated[int, Field(ge=1)]
@@ -48,7 +49,7 @@ class Usage:
     price_per_node_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     job_began: UtcTime | None = None  # this time; None: not known
     phases: dict[Phase, Seconds] = field(default_factory=dict)  # of rank 0
-    reached: tuple[tuple[int, Seconds], ...] = ()  # as `heartbeat.Spent` has it
+    reached: tuple[tuple[_Count, Seconds], ...] = ()  # as `heartbeat.Spent` has it
 
 
 _USAGE = TypeAdapter(Usage)

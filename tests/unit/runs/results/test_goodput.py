@@ -61,6 +61,9 @@ def test_a_damaged_checkpoint_loses_steps_of_every_attempt_that_wrote_them() -> 
     third = attempt(50, [(10, 0)], step=40)
     found = held([Holding(0, 0, 90, 1, [first, second, third])])
     assert found.parts["step"] == 10 + 0 + 40 and lost(found) == {"first": 12, "second": 11}
+    # of many saves, the newest are known: what was reached at an earlier one is in proportion
+    crashed = attempt(0, [(0, 0), (80, 80), (90, 90)], "crash", 95, step=95)
+    assert held([Holding(0, 0, 100, 1, [crashed, attempt(96, [(40, 0)], step=4)])]).parts["step"] == 44
     # before it resumes, the newest checkpoint is all that is known
     crashed = attempt(0, [(0, 0), (10, 10)], "crash", 15, step=14, checkpoint=10)
     assert lost(held([Holding(0, 0, 15, 1, [crashed])])) == {"crash": 5}
