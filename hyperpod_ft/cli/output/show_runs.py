@@ -219,8 +219,7 @@ def training_progress(current: RunStatus) -> str:
     mfu = f"  MFU {training.mfu:.1%}" if training.mfu is not None else ""
     preferred = f"  rewards/accuracies {training.reward_accuracy:.1%}" if training.reward_accuracy is not None else ""
     preferred += f"  reward {training.reward:.4f}" if training.reward is not None else ""
-    goodput = f"  goodput {current.goodput:.0%}" if current.goodput is not None else ""
-    return f"step {training.step}{total}  loss {training.loss:.4f}{preferred}{rate}{mfu}{goodput}"
+    return f"step {training.step}{total}  loss {training.loss:.4f}{preferred}{rate}{mfu}"
 
 
 def advice(current: RunStatus) -> None:
