@@ -2,8 +2,8 @@
 
     python -m benchmarks.restarts [FAILURE...] [--rounds 3] [--steps 19]
 
-A tiny model, so that what is measured is the restart. A lost node counts from when Slurm is told; on a real cluster,
-Slurm finds it after `SlurmdTimeout`.
+A tiny model, so that what is measured is the restart. For a lost node, the time begins when Slurm is
+told; a real cluster notices it after `SlurmdTimeout`.
 """
 
 import json

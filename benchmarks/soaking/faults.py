@@ -40,7 +40,7 @@ class _Ending:
 class Faults:
     """The faults of one site. `draw` injects a random one; `tick` ends those whose time is over.
 
-    `nodes`: those that the run works on; `with_fewer`: whether it goes on without one that is lost.
+    `nodes`: those that the run works on; `with_fewer`: whether it continues when one of them is lost.
     """
 
     site: Site

@@ -37,6 +37,8 @@ below the root, of 0.01 % to 100 % of the calls, for up to 8 s; clocks of proces
 `cancel`, `submit` and two submissions at random moments; scancel, requeue and the notice of the time limit by hand.
 Columns are the stage whose job was running. A fault that hit nothing is not counted.
 
+The soak itself kills a torchrun that it has stopped for good if its step daemon was killed too: the kit leaves it.
+
 Not injected: loss of power, errors of a device below the file system, clocks of slurmctld, slurmd and munged, lost
 packets, a volume whose network hangs, and failing accelerators.
 

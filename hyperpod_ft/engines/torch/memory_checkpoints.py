@@ -67,17 +67,17 @@ class MemoryCheckpoints:
         self._every = task.config.training.memory_checkpoint_every_steps or 0
         leaves = list(_leaves(state))
         described = [self._every, task.layout.as_json(), [(name, *of.shape, str(of.dtype)) for name, of in leaves]]
-        told = {
+        report = {
             "node": directory.name,
             "content": text_sha256(json.dumps(described)),
             "bytes": sum(_padded(tensor) for _, tensor in leaves),
             "attempt": uuid.uuid4().hex,
             "parts": [] if ranks.local_rank else [_PART.dump_python(part) for part in self._parts()],
         }
-        self._told = ranks.gather("memory/found", told)
-        self._attempt = self._told[0]["attempt"]
+        self._reports = ranks.gather("memory/found", report)
+        self._attempt = self._reports[0]["attempt"]
         self._nodes: dict[str, list[int]] = {}  # ranks, by their node's name
-        for rank, of_rank in enumerate(self._told):
+        for rank, of_rank in enumerate(self._reports):
             self._nodes.setdefault(of_rank["node"], []).append(rank)
         # of the nodes after and before this one, the ranks with this one's local number; this rank where it is alone
         names = list(self._nodes)
@@ -95,13 +95,12 @@ class MemoryCheckpoints:
         found: dict[tuple[int, str], dict[int, list[str]]] = {}
         progress = {}
         for node, ranks in self._nodes.items():
-            for told in self._told[ranks[0]]["parts"]:
-                part = _PART.validate_python(told)
-                if part.rank < len(self._told) and part.content == self._told[part.rank]["content"]:
+            for part in map(_PART.validate_python, self._reports[ranks[0]]["parts"]):
+                if part.rank < len(self._reports) and part.content == self._reports[part.rank]["content"]:
                     key = (part.progress.step, part.attempt)
                     found.setdefault(key, {}).setdefault(part.rank, []).append(node)
                     progress[key] = part.progress  # equal on all ranks, but for the seconds
-        whole = [key for key, holders in found.items() if len(holders) == len(self._told) and key[0] > after]
+        whole = [key for key, holders in found.items() if len(holders) == len(self._reports) and key[0] > after]
         if not whole:
             return None
         key = max(whole)
@@ -137,7 +136,7 @@ class MemoryCheckpoints:
         """Remove the files of ranks whose states this node will not keep, except those of a slot. Raises OSError."""
         if self._ranks.local_rank:
             return
-        ranks = (*self._nodes[self._directory.name], *self._nodes[self._told[self._sender]["node"]])
+        ranks = (*self._nodes[self._directory.name], *self._nodes[self._reports[self._sender]["node"]])
         kept = {f"rank-{rank:05}" for rank in ranks}
         # marks first: none may be left without its state
         for file in sorted(self._directory.iterdir(), key=lambda file: file.suffix != ".json"):
@@ -189,9 +188,9 @@ class MemoryCheckpoints:
         """Have this rank's file, and send those that other nodes lack."""
         slot, work = self._slot(resumed.progress), []
         for rank, holders in sorted(resumed.holders.items()):
-            if self._told[rank]["node"] in holders:
+            if self._reports[rank]["node"] in holders:
                 continue
-            local = self._nodes[self._told[rank]["node"]].index(rank)
+            local = self._nodes[self._reports[rank]["node"]].index(rank)
             of_holder = self._nodes[holders[0]]
             sender = of_holder[local % len(of_holder)]
             if self._ranks.rank == sender:
@@ -219,7 +218,7 @@ class MemoryCheckpoints:
         """The memory of a file, uint8. Raises OSError when there is too little: a write would kill this process."""
         if (rank, slot) in self._files:
             return self._files[rank, slot]
-        path, size = self._directory / f"rank-{rank:05}.{slot}", self._told[rank]["bytes"]
+        path, size = self._directory / f"rank-{rank:05}.{slot}", self._reports[rank]["bytes"]
         with path.open("ab") as file:
             if os.fstat(file.fileno()).st_size != size:
                 self._mark(rank, slot).unlink(missing_ok=True)  # of a state that is lost
@@ -243,7 +242,7 @@ class MemoryCheckpoints:
         return self._directory / f"rank-{rank:05}.{slot}.json"
 
     def _write_mark(self, rank: int, attempt: str, progress: TrainingProgress) -> None:
-        part = _Part(rank, attempt, self._told[rank]["content"], self._told[rank]["bytes"], progress)
+        part = _Part(rank, attempt, self._reports[rank]["content"], self._reports[rank]["bytes"], progress)
         mark = self._mark(rank, self._slot(progress))
         partial = mark.with_suffix(".partial")
         try:

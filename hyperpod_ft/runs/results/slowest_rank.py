@@ -1,6 +1,5 @@
 """Which rank of a training works longest in a step, over time: a file to which the watch over the ranks adds rows."""
 
-import os
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
+from hyperpod_ft import publish
 from hyperpod_ft.runs.results.usage import Words
 
 _SLOW = 1.15  # times the work of others, and at least so many seconds more: the shortest steps vary as much
@@ -98,15 +98,13 @@ def add(path: Path, row: SlowestRank) -> bool:
     rows = read(path)
     if rows and 0 <= row.step - rows[-1].step < row.step // _SHARE:
         return False
-    with path.open("a+b") as stream:
-        torn = stream.seek(0, os.SEEK_END) and path.read_bytes()[-1:] != b"\n"  # by a kill
-        stream.write(b"\n" * bool(torn) + _ROW.dump_json(row) + b"\n")
+    publish.write_bytes(path, b"".join(_ROW.dump_json(each) + b"\n" for each in [*rows, row]))
     of_job = [each for each in rows if each.job_id == row.job_id]
     return len(slow([*of_job, row])) > len(slow(of_job))
 
 
 def slow(rows: Sequence[SlowestRank]) -> tuple[SlowestRank, ...]:
-    """The newest row of each place that was slow in two rows on end: on a busy machine, one alone may be chance."""
+    """The newest row of each place that was slow in two rows running: on a busy machine, one alone may be chance."""
     found = {}
     for before, row in pairwise(rows):
         same = (before.job_id, before.node, before.place) == (row.job_id, row.node, row.place)

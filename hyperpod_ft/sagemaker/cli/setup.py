@@ -30,7 +30,7 @@ def setup(
     ] = False,
     mail: Annotated[
         str | None,
-        typer.Option("--mail", metavar="ADDRESS", help="Who is told about failed and stopped jobs. Empty: nobody."),
+        typer.Option("--mail", metavar="ADDRESS", help="Address for mail about failed and stopped jobs. Empty: none."),
     ] = None,
     print_template: Annotated[bool, typer.Option("--print", help="Print the template; create nothing.")] = False,
     region: Region = None,
