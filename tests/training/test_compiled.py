@@ -56,12 +56,12 @@ def test_what_runs_uncompiled_is_said_once(
 ) -> None:
     compile_with = torch.compile
     monkeypatch.setattr(torch, "compile", lambda forward, **_: compile_with(forward, backend="eager", dynamic=False))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
     said = []
     for graphs in (devices.GRAPHS, 1):  # with LoRA there are two: the first layer's input needs no gradient
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         monkeypatch.setattr(devices, "GRAPHS", graphs)
-        train_here(make_run(f"graphs-{graphs}", {"training.compile": True, "training.max_steps": 2}))
+        with torch._dynamo.config.patch(recompile_limit=graphs):  # pytest would leave it deleted
+            train_here(make_run(f"graphs-{graphs}", {"training.compile": True, "training.max_steps": 2}))
         said.append(capsys.readouterr().out.count(f"a layer has had {graphs} graphs"))
     assert said == [0, 1]

@@ -91,5 +91,5 @@ def test_only_a_rank_that_was_stopped_for_long_explains_a_hang(rank: "subprocess
 
     wait_for(hung, 30, lambda: str(logged))
     assert [fault.kind for fault in logged] == ["slow rank", "hung: rank"]
-    assert state(rank.pid) in STOPPED
+    wait_for(lambda: state(rank.pid) in STOPPED, 30, lambda: f"process {rank.pid} runs")
     assert faults.explain_hang() and not faults.explain_hang()
