@@ -73,7 +73,7 @@ def start_session(given: argparse.Namespace, parameters: dict[str, list[str]]) -
             assert parameters == {"portNumber": ["22"]}
             # a child of the CLI, like the plugin: ending one does not end the other
             return subprocess.run(["sh", str(node / "sshd")], check=False).returncode
-        case "AWS-StartNonInteractiveCommand":
+        case "AWS-StartNonInteractiveCommand" | "AmazonEKS-ExecuteNonInteractiveCommand":
             print("\nStarting session with SessionId: stand-in", flush=True)
             environment = {**os.environ, "PATH": f"{node / 'bin'}:{os.environ['PATH']}"}
             words = shlex.split(parameters["command"][0])

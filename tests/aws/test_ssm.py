@@ -7,6 +7,7 @@ import pytest
 from hyperpod_ft.cluster.ssh import ssm
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_nodes
+from tests.aws.conftest import REGION
 from tests.aws.ssh_cluster import AWS_CLI
 from tests.aws.ssh_nodes import Nodes
 from tests.programs import write_program
@@ -63,3 +64,18 @@ class TestSessions:
         write_program(tmp_path / "bin" / "aws", "sleep 60 & wait")
         with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; /fsx may hang; .*--ssm"):
             ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer", seconds=0.2)
+
+    def test_a_refused_document_is_replaced_by_the_other_of_awss_own(self, nodes: Nodes, tmp_path: Path) -> None:
+        account, tried = ssm.AwsCli(REGION), tmp_path / "tried"
+        target = "sagemaker-cluster:abc_w-i-0123"
+        refusal = "An error occurred (AccessDeniedException) when calling the StartSession operation: not you"
+        program = f"""echo "$*" | grep -o "A[A-Za-z-]*Command" >>{tried}
+if [ -e {tmp_path}/none ] || ! grep -q Amazon <<<"$*"; then echo '{refusal}' >&2; exit 254; fi
+echo "answer: 42" """
+        write_program(tmp_path / "bin" / "aws", program)
+        assert [ssm.run(account, target, "true", "answer:") for _ in range(2)] == ["42", "42"]
+        first, second = ssm.COMMAND_DOCUMENTS
+        assert tried.read_text().split() == [first, second, second], "what worked is remembered"
+        (tmp_path / "none").touch()
+        with pytest.raises(UserError, match=f"w i-0123: not allowed to start SSM sessions; .*{first}"):
+            ssm.run(account, target, "true", "answer:")

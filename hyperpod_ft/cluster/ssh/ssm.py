@@ -13,16 +13,17 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyperpod_ft.aws.session import redacted
 from hyperpod_ft.errors import UserError, last_line
 
 SSH_DOCUMENT = "AWS-StartSSHSession"  # a tunnel from stdin and stdout to a port of the node
-# The agent splits this document's command into words and runs it without a shell, as ssm-user, or as the user whom the
-# account's RunAs names (StartCommandExecutor in amazon-ssm-agent's agent/session/shell/shell_unix.go)
-COMMAND_DOCUMENT = "AWS-StartNonInteractiveCommand"
+# The agent splits the command of such a document into words and runs it without a shell, as ssm-user, or as the user
+# whom the account's RunAs names (StartCommandExecutor in amazon-ssm-agent's agent/session/shell/shell_unix.go). AWS's
+# own tools for HyperPod nodes use both: its guide to faulty nodes the first, its easy-ssh.sh the second (July 2026).
+COMMAND_DOCUMENTS = ("AWS-StartNonInteractiveCommand", "AmazonEKS-ExecuteNonInteractiveCommand")
 
 _PAGES = {
     "aws": ("the AWS CLI (aws)", "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"),
@@ -39,16 +40,22 @@ _NO_CREDENTIALS = re.compile(
     r"|Unable to locate credentials|NoCredentials|InvalidClientTokenId|UnrecognizedClient"
     r"|config profile \(.*?\) could not be found"
 )
+# Refusals of a session that may be of its document: the target and the credentials are fine
+_REFUSED = re.compile(r"\((AccessDenied|InvalidDocument|Validation|InvalidParameter|Unsupported)\w*\) when calling")
 _SECONDS = 90  # for a short command on a node; opening the session takes two or three
 _GRACE_SECONDS = 2
 
 
 @dataclass(frozen=True)
 class AwsCli:
-    """The region and profile for calls of the AWS CLI; without a profile it uses its default credentials."""
+    """The region and profile for calls of the AWS CLI; without a profile it uses its default credentials.
+
+    `documents`: those that run a command, the one that worked last first.
+    """
 
     region: str
     profile: str | None = None
+    documents: list[str] = field(default_factory=lambda: [*COMMAND_DOCUMENTS], init=False, repr=False, compare=False)
 
     def arguments(self) -> list[str]:
         return ["--region", self.region, *(["--profile", self.profile] if self.profile else [])]
@@ -92,6 +99,8 @@ def script_command(script: Path, *arguments: str) -> str:
 def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3, seconds: float = _SECONDS) -> str:
     """Run a command on the node (words, without a shell) and return what follows `answer` in the line that has it.
 
+    With the first of AWS's documents for commands that the account and the node accept.
+
     A session's exit status is not the command's, and sessions occasionally end at once without any output (`Cannot
     perform start session: EOF`). So a command must be safe to run twice, and must print `answer`.
     Raises UserError, also for a command that takes more than `seconds`.
@@ -99,7 +108,7 @@ def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int =
     require("aws", "session-manager-plugin")
     output = ""
     for _ in range(attempts):
-        output = _output_of(session_command(aws_cli, target, COMMAND_DOCUMENT, command=command), target, seconds)
+        output = _command_output(aws_cli, target, command, seconds)
         if match := re.search(rf"^{re.escape(answer)} (.*?)\r?$", output, re.MULTILINE):
             return match[1]
         if (known := _known(output, target)) is not None:
@@ -121,6 +130,18 @@ def tunnel(aws_cli: AwsCli, target: str) -> None:
             raise
     if session.returncode:
         raise session_error(output, target)
+
+
+def _command_output(aws_cli: AwsCli, target: str, command: str, seconds: float) -> str:
+    """The session's output; where every document is refused, that of the first."""
+    refusals = []
+    for document in (*aws_cli.documents,):
+        output = _output_of(session_command(aws_cli, target, document, command=command), target, seconds)
+        if not _REFUSED.search(output):
+            aws_cli.documents.sort(key=lambda known: known != document)
+            return output
+        refusals.append(output)
+    return refusals[0]
 
 
 def _output_of(command: list[str], target: str, seconds: float) -> str:
@@ -203,7 +224,7 @@ def _known(output: str, target: str) -> UserError | None:
         return UserError(
             f"{node}: not allowed to start SSM sessions",
             "allow ssm:StartSession in your policy on the cluster (arn:aws:sagemaker:*:*:cluster/*) and on the"
-            f" documents {SSH_DOCUMENT} and {COMMAND_DOCUMENT}",
+            f" documents {SSH_DOCUMENT} and {COMMAND_DOCUMENTS[0]}",
         )
     if "InvalidDocument" in output:
         return UserError(
