@@ -74,6 +74,13 @@ class Launcher(ABC):
     # Whether a job runs several stages, one after the other, and is created when its turn comes.
     groups_stages: ClassVar[bool] = False
 
+    def check(self, run: Run, stages: Sequence[StagePlan]) -> None:
+        """Look at what `submit` needs, before anything of the run is copied to where the jobs will see it.
+
+        Raises UserError for what is certain to fail.
+        """
+        return
+
     @abstractmethod
     def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.

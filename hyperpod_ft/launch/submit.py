@@ -153,6 +153,7 @@ def _carry_out(
         return ()
     with _discarded(run.paths, decision):
         _write(run)
+        launcher.check(run, decision.stages)
         if copy_sources and not launcher.shares_volume and run.plan["download"] in decision.stages:
             copy_sources(run)
         earlier = len(run.journal.jobs())

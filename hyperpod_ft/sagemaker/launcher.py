@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws import log_streams
+from hyperpod_ft.aws.checks import images
+from hyperpod_ft.aws.checks.account import looked_at
 from hyperpod_ft.aws.checks.service_model import check_request
 from hyperpod_ft.aws.log_streams import LogStream, line_of
 from hyperpod_ft.aws.session import Session, explained
@@ -27,7 +29,7 @@ from hyperpod_ft.sagemaker.groups import NO_MAIL, groups, job_name, name_prefix,
 from hyperpod_ft.sagemaker.section import SAGEMAKER, sagemaker_section, store_of, store_url
 from hyperpod_ft.sagemaker.store.sync import RunSync, pull_models, sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
-from hyperpod_ft.sagemaker.training_request import create_training_job, previews
+from hyperpod_ft.sagemaker.training_request import IMAGE, create_training_job, job_images, previews
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _FIRST_HOST = "algo-1"
@@ -88,6 +90,16 @@ class SageMakerLauncher(Launcher):
     groups_stages: ClassVar[bool] = True
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
     _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def check(self, run: Run, stages: Sequence[StagePlan]) -> None:
+        """Raises UserError for an image that does not exist; one that could not be looked at is a warning."""
+        region, session = sagemaker_section(run.config).region, self._jobs(run.config).session
+        uris = job_images(run, stages)
+        found = looked_at(IMAGE, "the images", lambda: images.missing(session.client("ecr"), region, uris, IMAGE))
+        for finding in found:
+            if finding.verdict == "error":
+                raise UserError(f"{finding.name}: {finding.found}", finding.remedy)
+            print(finding, file=sys.stderr)
 
     def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Record a training job for each group of the stages, and create the first one.

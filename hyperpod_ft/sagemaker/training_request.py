@@ -33,6 +33,7 @@ _MAX_RETRIES = 30
 # What pip and boto3 need before any script exports it
 _OF_CONNECTIONS = re.compile(r"PIP_.*|.*_PROXY|AWS_CA_BUNDLE|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
 _MAX_VALUE_LENGTH = 512
+IMAGE = "sagemaker.image"
 # CloudWatch metrics from the lines that training prints for each step (engines/metrics.py)
 _METRICS = {
     "loss": r"^step .* loss ([0-9.]+)",
@@ -199,6 +200,11 @@ def _file_system_channel(file_system: str, name: str, directory: str, mode: str)
         "DirectoryPath": directory,
     }
     return {"ChannelName": name, "DataSource": {"FileSystemDataSource": source}, "InputMode": "File"}
+
+
+def job_images(run: Run, stages: Sequence[StagePlan]) -> list[str]:
+    """The images of the training jobs of these stages, as URIs. Raises UserError where AWS publishes none."""
+    return [image(run.config, group.instance_type(run)) for group in groups(stages)]
 
 
 def previews(run: Run, stages: Sequence[StagePlan]) -> Iterator[JobPreview]:

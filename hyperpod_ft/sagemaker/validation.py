@@ -2,18 +2,16 @@
 images, role, permissions, network, plan."""
 
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from hyperpod_ft.aws.checks import capacity, network, role, storage
+from hyperpod_ft.aws.checks import capacity, images, network, role, storage
 from hyperpod_ft.aws.checks.account import Account, Check, Instances, Named, Place, ValidationResult, run_checks
 from hyperpod_ft.aws.checks.role import Need
 from hyperpod_ft.aws.checks.service_model import check_request, known_regions
 from hyperpod_ft.aws.s3.objects import Location
-from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import names_one_file
 from hyperpod_ft.errors import UserError
@@ -21,14 +19,12 @@ from hyperpod_ft.findings import Finding, error, warning
 from hyperpod_ft.runs.assets import assets
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name
-from hyperpod_ft.sagemaker.images import image
 from hyperpod_ft.sagemaker.section import RUN_TAG, sagemaker_section, store_of
-from hyperpod_ft.sagemaker.training_request import create_training_job
+from hyperpod_ft.sagemaker.training_request import IMAGE, create_training_job, job_images
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3", "ecr")
 ROLE = "sagemaker.role"
 _SUBNET, _FSX = "sagemaker.file_system.subnets", "sagemaker.file_system.id"
-_ECR_IMAGE = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+):([^@]+)")
 _SESSION_ACTIONS = (
     *("ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel"),
     *("ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel"),
@@ -85,7 +81,7 @@ def account_checks(run: Run) -> list[Check[Account]]:
     section = sagemaker_section(run.config)
     checks: list[Check[Account]] = [
         Check("quotas", "cluster.instance_type", partial(_quotas, run)),
-        Check("images", "sagemaker.image", partial(_images, run)),
+        Check("images", IMAGE, partial(_images, run)),
         Check("role", ROLE, role.is_assumable),
         Check("permissions of the role", ROLE, partial(_role_permissions, run)),
         *(
@@ -180,28 +176,7 @@ def _at_once(run: Run) -> dict[str, int]:
 
 
 def _images(run: Run, given: Account) -> list[Finding]:
-    """Images in ECR exist. Others are left to the job."""
-    findings, ecr = [], given.clients["ecr"]
-    types = [group.instance_type(run) for group in groups(run.plan.stages)]
-    for uri in dict.fromkeys(image(run.config, instance_type) for instance_type in types):
-        parts = _ECR_IMAGE.fullmatch(uri)
-        if parts is None or parts[2] != given.place.region:
-            problem = f"could not check {uri}: it is not in ECR in {given.place.region}"
-            findings.append(warning("sagemaker.image", problem, "make sure that SageMaker can pull it"))
-            continue
-        try:
-            answer = ecr.batch_get_image(
-                registryId=parts[1], repositoryName=parts[3], imageIds=[{"imageTag": parts[4]}]
-            )
-        except ecr.exceptions.ClientError as problem:
-            if error_code(problem) != "RepositoryNotFoundException":
-                raise
-            answer = {"images": []}
-        if not answer["images"]:
-            findings.append(
-                error("sagemaker.image", f"no image {uri}", "set sagemaker.image to the URI of one that exists")
-            )
-    return findings
+    return images.missing(given.clients["ecr"], given.place.region, job_images(run, run.plan.stages), IMAGE)
 
 
 def _role_permissions(run: Run, given: Account) -> list[Finding]:

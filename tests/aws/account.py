@@ -1,13 +1,15 @@
-"""What every AWS account has and moto lacks: a managed policy, and newer instance types in some zones."""
+"""What every AWS account has and moto lacks: a managed policy, newer instance types in some zones, and AWS's images."""
 
 import functools
 import json
+from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 from moto.iam.aws_managed_policies import aws_managed_policies_data
 from moto.iam.models import AWSManagedPolicy, iam_backends
 
-from tests.aws.world import ACCOUNT
+from tests.aws.wire import AwsError, operation
+from tests.aws.world import ACCOUNT, Region
 
 _POLICIES = ("AmazonSageMakerClusterInstanceRolePolicy",)
 # Where AWS offers the types that moto's older table lacks.
@@ -35,3 +37,17 @@ def offer_newer_types() -> None:
                 INSTANCE_TYPE_OFFERINGS[kind][region] += [
                     {"InstanceType": instance_type, "Location": place, "LocationType": kind} for place in places
                 ]
+
+
+@operation("ecr", "BatchGetImage")
+def batch_get_image(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    """moto's in one's own account. Of any other, such as AWS's, every image exists."""
+    registry = request.get("registryId", ACCOUNT)
+    if registry == ACCOUNT:
+        ecr = region.client("ecr")
+        try:
+            return {"images": ecr.batch_get_image(**request)["images"]}
+        except ecr.exceptions.RepositoryNotFoundException as error:
+            raise AwsError("RepositoryNotFoundException", str(error)) from None
+    names = {"registryId": registry, "repositoryName": request["repositoryName"]}
+    return {"images": [names | {"imageId": image} for image in request["imageIds"]]}

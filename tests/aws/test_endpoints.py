@@ -320,11 +320,14 @@ def test_what_the_account_lacks_is_found_before_anything_is_uploaded(deploy: Dep
     deploy.aws.scenario(quotas={})
     output = deploy(deploy.directory, "--set", f"deploy.role={ROLE}-misspelled", status=2)
     assert "deploy.role: no role endpoint-misspelled" in output
+    own = "123456789012.dkr.ecr.us-west-2.amazonaws.com/own:9"
+    output = deploy(deploy.directory, "--set", f"deploy.image={own}", status=2)
+    assert f"deploy.image: no image {own}; set deploy.image to the URI of one that exists" in output
     assert deploy.writes() == [] and deploy.objects() == []
 
 
 def test_what_may_not_be_checked_is_a_warning(deploy: Deploy) -> None:
-    denied = [("service-quotas", "ListAWSDefaultServiceQuotas"), ("iam", "GetRole")]
+    denied = [("service-quotas", "ListAWSDefaultServiceQuotas"), ("iam", "GetRole"), ("ecr", "BatchGetImage")]
     deploy.aws.scenario(
         errors=[
             {"service": service, "operation": operation, "code": "AccessDenied", "times": 9}
@@ -334,6 +337,7 @@ def test_what_may_not_be_checked_is_a_warning(deploy: Deploy) -> None:
     output = deploy("--dry-run", deploy.directory)
     assert "warning: deploy.instance_type: could not check its quota" in output
     assert "warning: deploy.role: could not check the role" in output
+    assert "warning: deploy.image: could not check its image" in output
 
 
 def test_a_quota_that_other_endpoints_use_is_explained(deploy: Deploy) -> None:

@@ -52,3 +52,23 @@ def test_submit_names_the_permission(aws: "Aws", tmp_path: Path) -> None:
     assert "access denied to iam:PassRole " in refusal
     assert refusal.endswith("grant these credentials iam:PassRole")
     assert command.jobs() == []
+
+
+def test_an_image_is_looked_at_before_anything_is_uploaded(aws: "Aws", tmp_path: Path) -> None:
+    """One that does not exist is refused; where these credentials may not look, a warning says so."""
+    jobs = Jobs(aws)
+    values = training_run.values(tmp_path / "root", jobs.section)
+    own = "123456789012.dkr.ecr.us-west-2.amazonaws.com/own:9"
+    values["sagemaker"]["image"] = own
+    command = Command(tmp_path, aws, values)
+    submit = ("submit", "run.yaml", "--launcher", "sagemaker")
+    refusal = command.run(*submit, status=2).splitlines()[-1]
+    assert refusal.endswith(f"sagemaker.image: no image {own}; set sagemaker.image to the URI of one that exists")
+    assert "Contents" not in aws.client("s3").list_objects_v2(Bucket=jobs.bucket)
+    refuse(aws, "ecr", "BatchGetImage", "ecr:BatchGetImage")
+    output = command.run(
+        *submit, "--only", "env", "--set", "sagemaker.role=arn:aws:iam::123456789012:role/none", status=2
+    )
+    assert "warning: sagemaker.image: could not check the images: access denied to ecr:BatchGetImage" in output
+    assert "Contents" in aws.client("s3").list_objects_v2(Bucket=jobs.bucket)
+    assert command.jobs() == []

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from hyperpod_ft.aws.session import explain, explained
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
 
 RESERVED_BY_AWS = 5  # of every subnet: the first four addresses and the last ("Subnet CIDR blocks", VPC user guide)
@@ -199,6 +200,15 @@ def run_checks(
     findings = tuple(dict.fromkeys(finding for found, _ in answers for finding in found))
     skipped = tuple(f"{check}: {key} is invalid" for check, key in blocked.items())
     return ValidationResult(findings, done, skipped, time.monotonic() - began, given.account_id)
+
+
+def looked_at(key: str, what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What `look` finds, outside of `run_checks`; a warning under `key` where AWS does not let it look."""
+    try:
+        with explained(f"could not check {what}"):
+            return look()
+    except UserError as problem:
+        return [warning(key, problem.problem, problem.remedy)]
 
 
 def why_not_checked(error: Exception, clients: Mapping[str, Any]) -> tuple[str, str]:

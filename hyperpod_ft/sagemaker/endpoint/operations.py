@@ -1,14 +1,15 @@
 """The operations of `hyperpod-ft deploy`: decide, send requests to AWS, wait, ask, compare, delete."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from hyperpod_ft.aws.checks import capacity, role
+from hyperpod_ft.aws.checks import capacity, images, role
+from hyperpod_ft.aws.checks.account import looked_at
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
@@ -75,7 +76,7 @@ class EndpointOperations:
 
     def check(self, planned: Deployment) -> None:
         """Say what could not be checked in the account. Raises UserError for what AWS would refuse."""
-        found = _findings(planned.target, self.session)
+        found = _findings(planned, self.session)
         for finding in found:
             if finding.verdict == "warning":
                 self.report(str(finding))
@@ -158,17 +159,19 @@ class EndpointOperations:
         return explained(f"endpoint {name}")
 
 
-_TYPE, _ROLE = "deploy.instance_type", "deploy.role"
+_TYPE, _ROLE, _IMAGE = "deploy.instance_type", "deploy.role", "deploy.image"
 
 
-def _findings(target: Target, session: Session) -> list[Finding]:
+def _findings(planned: Deployment, session: Session) -> list[Finding]:
     """What AWS would refuse, as errors, before anything is uploaded; what could not be looked at, as warnings.
 
     Other endpoints use quotas too.
     """
+    target = planned.target
     return [
-        *_looked_at(_TYPE, "its quota", partial(_quota, target, session)),
-        *_looked_at(_ROLE, "the role", partial(_role, target, session)),
+        *looked_at(_TYPE, "its quota", partial(_quota, target, session)),
+        *looked_at(_ROLE, "the role", partial(_role, target, session)),
+        *looked_at(_IMAGE, "its image", partial(_image, planned, session)),
     ]
 
 
@@ -187,12 +190,9 @@ def _role(target: Target, session: Session) -> list[Finding]:
     return role.assumable(session.client("iam"), target.role, account_id, _ROLE)
 
 
-def _looked_at(key: str, what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
-    try:
-        with explained(f"could not check {what}"):
-            return look()
-    except UserError as problem:
-        return [warning(key, problem.problem, problem.remedy)]
+def _image(planned: Deployment, session: Session) -> list[Finding]:
+    uri = planned.requests.model["PrimaryContainer"]["Image"]
+    return images.missing(session.client("ecr"), planned.target.region, [uri], _IMAGE)
 
 
 _REGION = "us-east-1"  # one of the few in which the Price List API is offered
