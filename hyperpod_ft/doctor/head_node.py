@@ -20,7 +20,7 @@ from hyperpod_ft.doctor.node import NodeFindings, parse_output
 from hyperpod_ft.doctor.volume import scratch
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
-from hyperpod_ft.job.health import problems
+from hyperpod_ft.job.health import doubts, problems
 from hyperpod_ft.job.job_host import replacement_on_slurm
 from hyperpod_ft.launch.slurm.site import SlurmNode
 from hyperpod_ft.runs.records import utc_now
@@ -141,6 +141,8 @@ def _compare_nodes(expected: Expectations, answers: Sequence[NodeFindings]) -> I
         for problem in found:
             what, _, remedy = problem.rpartition("; ")
             yield error("health", what, remedy)
+        for doubt in doubts(reports, expected.instance):
+            yield warning("health", doubt)
         if not found:
             counts = Counter(report.devices for report in reports if report.devices is not None)
             shown = ", ".join(f"{devices} devices on {nodes} nodes" for devices, nodes in counts.items())

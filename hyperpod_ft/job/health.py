@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, printable
 from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import report_failure
@@ -48,7 +48,7 @@ def problems(
     A node of another type is a good one in the wrong place: nothing else about it matters, and it is not replaced.
     """
     accepted = (instance, *others)
-    strangers = [report for report in reports if report.instance_type not in ("", *(one.name for one in accepted))]
+    strangers = [report for report in reports if not _known(report, accepted)]
     found = [
         f"{report.node}: is a {report.instance_type}, not a {instance.name}; set cluster.partition to a partition that"
         f" has {instance.name} nodes only"
@@ -57,8 +57,7 @@ def problems(
     reports = [report for report in reports if report not in strangers]
     for report in reports:
         found += [f"{report.node}: {fault}" for fault in report.faults]
-        wrong = min((_of_node(report, one) for one in accepted if report.instance_type in ("", one.name)), key=len)
-        found += [f"{report.node}: {what}; {replace(report.node)}" for what in wrong]
+        found += [f"{report.node}: {what}; {replace(report.node)}" for what in _of_node(report, accepted)[0]]
         if report.temporary_gib is not None and report.temporary_gib < TEMPORARY_GIB:
             found.append(
                 f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {TEMPORARY_GIB};"
@@ -70,7 +69,30 @@ def problems(
     return found + _version_differences(reports, replace)
 
 
-def _of_node(report: NodeReport, instance: Instance) -> list[str]:
+def doubts(reports: Sequence[NodeReport], instance: Instance, others: Sequence[Instance] = ()) -> list[str]:
+    """One line for each thing that is not as the kit expects it, with which a training may be as good."""
+    accepted = (instance, *others)
+    return [
+        f"{report.node}: {what}"
+        for report in reports
+        if _known(report, accepted)
+        for what in (*report.doubts, *_of_node(report, accepted)[1])
+    ]
+
+
+def _known(report: NodeReport, accepted: Sequence[Instance]) -> bool:
+    return report.instance_type in ("", *(one.name for one in accepted))
+
+
+def _of_node(report: NodeReport, accepted: Sequence[Instance]) -> tuple[list[str], list[str]]:
+    """What is wrong and what is doubtful about a node, as an instance of the type that it fits best."""
+    possible = [one for one in accepted if report.instance_type in ("", one.name)]
+    return min(
+        ((_wrong(report, one), _doubtful(report, one)) for one in possible), key=lambda found: [*map(len, found)]
+    )
+
+
+def _wrong(report: NodeReport, instance: Instance) -> list[str]:
     found = []
     if report.devices is not None and report.devices != instance.devices:
         program = "neuron-ls" if instance.is_neuron else "nvidia-smi"
@@ -82,9 +104,18 @@ def _of_node(report: NodeReport, instance: Instance) -> list[str]:
     odd = [cores for cores in report.device_cores if cores not in (logical, logical * instance.cores_per_rank)]
     if odd:
         found.append(f"{len(odd)} devices with {odd[0]} NeuronCores instead of {logical * instance.cores_per_rank}")
-    if report.efa is not None and report.efa != instance.efa:
-        found.append(f"fi_info lists {report.efa} EFA interfaces, {instance.name} has {instance.efa}")
+    if report.efa == 0:
+        found += _efa_differs(report, instance)
     return found
+
+
+def _doubtful(report: NodeReport, instance: Instance) -> list[str]:
+    return _efa_differs(report, instance) if report.efa else []
+
+
+def _efa_differs(report: NodeReport, instance: Instance) -> list[str]:
+    differs = report.efa != instance.efa
+    return [f"fi_info lists {report.efa} EFA interfaces, {instance.name} has {instance.efa}"] if differs else []
 
 
 def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str], str]) -> list[str]:
@@ -154,6 +185,7 @@ def check(run: Run) -> int:
     if nccl_uses_efa(instance, nodes) and (fault := _plugin_fault()):
         report = replace(report, faults=(*report.faults, fault))
     if not in_step:
+        _doubt(doubts([report], instance, others))
         return _print(problems([report], instance, host.replacement, others))
     directory = Path(os.environ[ATTEMPT_DIRECTORY])
     if not directory.is_dir():  # another volume, or none, is mounted where the first node has the shared one
@@ -165,6 +197,7 @@ def check(run: Run) -> int:
     if host.number:
         return 0
     reports = _gather(directory, host.attempt, host.nodes)
+    _doubt(doubts(reports, instance, others))
     if found := problems(reports, instance, host.replacement, others):
         report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)
@@ -175,6 +208,11 @@ def check(run: Run) -> int:
         _print([f"{node}: {where}; mount the volume there, or {host.replacement(node)}" for node in silent])
         return _EXIT_MISSING_REPORT
     return 0
+
+
+def _doubt(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"warning: health: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def _print(lines: Sequence[str]) -> int:

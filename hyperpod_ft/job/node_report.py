@@ -40,6 +40,7 @@ class NodeReport:
     versions: Mapping[str, str] | None = None  # of the driver and of every package of the interpreter
     faults: tuple[str, ...] = ()  # errors of the programs, with remedies
     instance_type: str = ""  # without `ml.`; empty where it is not known
+    doubts: tuple[str, ...] = ()  # what the kit does not understand, and what may be wrong
 
 
 def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
@@ -51,10 +52,13 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
     device_cores: tuple[int, ...] = ()
     device_files: int | None = None
     faults: list[str] = []
+    doubts: list[str] = []
     if instance.is_neuron:
         try:
             program = neuron_ls()
             listing = None if program is None else neuron_devices(program)
+            if program and listing is None:
+                doubts.append(f"{program} {UNKNOWN_FORMAT}")
         except UserError as error:
             listing = None
             faults.append(str(error))
@@ -75,6 +79,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
         device_files=device_files,
         efa=_efa_interfaces(_output("fi_info", "-p", "efa"), elsewhere=_outside_aws()) if nodes > 1 else None,
         faults=tuple(faults),
+        doubts=tuple(doubts),
         instance_type=_instance_type(),
         volume_gib=shutil.disk_usage(volume).free / 2**30,
         temporary_gib=shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
@@ -134,6 +139,7 @@ def _package_versions() -> dict[str, str]:
 _NEURON_TOOLS = "/opt/aws/neuron/bin"
 # The second replaces the first in Neuron 2.34 (AWS's announcement of October 2026).
 _JSON_OPTIONS = (("--json-output",), ("--output-format", "json"))
+UNKNOWN_FORMAT = "answers in a format that the kit does not know; its devices are counted in /dev"
 _NEURON_SECONDS = 120
 
 
@@ -143,26 +149,31 @@ def neuron_ls() -> Path | None:
     return Path(found) if found else None
 
 
-def neuron_devices(program: Path, device_files: Path = Path("/dev")) -> list[dict[str, Any]]:
+def neuron_devices(program: Path, device_files: Path = Path("/dev")) -> list[dict[str, Any]] | None:
     """The node's Neuron devices, without the processes that use them; empty on a node without device files.
 
-    Raises UserError when `neuron-ls` cannot read the devices: the driver is missing, or its version does not match.
+    None when `neuron-ls` answers, but not as expected. Raises UserError when it cannot read the devices: the driver is
+    missing, or its version does not match.
     """
     messages: list[str] = []
-    for options in _JSON_OPTIONS:
+    answers = False
+    for options in (*_JSON_OPTIONS, ()):  # without options: for people, which shows that the driver answers
         try:
             done = subprocess.run(
                 [str(program), *options], capture_output=True, text=True, check=False, timeout=_NEURON_SECONDS
             )
             if done.returncode == 0:
+                answers = True
                 return _described(json.loads(done.stdout))
             messages.append(last_line(done.stderr + done.stdout) or f"exit status {done.returncode}")
-        except (ValueError, AttributeError, TypeError) as error:
-            messages.append(f"unexpected JSON: {error}")
+        except (ValueError, AttributeError, TypeError, KeyError):
+            continue
         except subprocess.TimeoutExpired:
             messages.append(f"did not finish within {_NEURON_SECONDS} s")
     if not any(device_files.glob("neuron[0-9]*")):
         return []
+    if answers:
+        return None
     raise UserError(
         f"{program}: {', then '.join(dict.fromkeys(messages))}",
         "the node's Neuron driver is not running or does not match its tools: have the cluster's image updated or the"
@@ -171,6 +182,9 @@ def neuron_devices(program: Path, device_files: Path = Path("/dev")) -> list[dic
 
 
 def _described(listing: Any) -> list[dict[str, Any]]:
+    """Raises one of the errors above for a listing in another format."""
     if isinstance(listing, dict):  # the newer format has the list in an object
         (listing,) = (value for value in listing.values() if isinstance(value, list))
+    for entry in listing:
+        entry["neuron_device"]
     return [{key: value for key, value in entry.items() if key != "neuron_processes"} for entry in listing]

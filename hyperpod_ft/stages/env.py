@@ -16,7 +16,7 @@ from typing import Any
 
 from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import check_sharded_experts, check_torch_neuron, probe
-from hyperpod_ft.job.node_report import neuron_devices, neuron_ls
+from hyperpod_ft.job.node_report import UNKNOWN_FORMAT, neuron_devices, neuron_ls
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
 from hyperpod_ft.processes import signal_all, tree
@@ -56,12 +56,15 @@ def work(run: Run) -> stage.Result:
 
 
 def _neuron_devices() -> list[dict[str, Any]] | None:
-    """The devices, for the record; None without `neuron-ls`, as on most head nodes."""
+    """The devices, for the record; None without a `neuron-ls` that lists them, as on most head nodes."""
     program = neuron_ls()
     if program is None:
         print(f"env: no neuron-ls on {platform.node()}; the health check before training reads the devices", flush=True)
         return None
     found = neuron_devices(program)
+    if found is None:
+        print(f"env: note: {program} {UNKNOWN_FORMAT}", flush=True)
+        return None
     print(f"env: {program} sees {len(found)} Neuron devices on {platform.node()}", flush=True)
     return found
 

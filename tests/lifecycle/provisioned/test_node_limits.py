@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.lifecycle.nodes import SCRIPTS, Node
@@ -55,18 +56,22 @@ def test_slurmd_that_runs_gets_its_limit_without_a_restart(tmp_path: Path) -> No
 
 
 def test_neuron_devices_are_counted(tmp_path: Path) -> None:
-    """A script stands in for AWS's neuron-ls, by turns of a version with each of its options."""
+    """A script stands in for AWS's neuron-ls, by turns of a version with each of its options, and of a later one."""
     with nodes(tmp_path, workers=1, instance_type="ml.trn1.32xlarge") as (_, worker):
+        device, devices = (json.dumps([{"neuron_device": 0}] * count) for count in (1, 16))
         for program, says in (
-            ('[[ $1 == --json-output ]] && echo "[$(printf "{},%.0s" {1..15}){}]"', ""),
-            ('[[ $1 == --output-format ]] && echo "{\\"devices\\": [$(printf "{},%.0s" {1..15}){}]}"', ""),
-            ('echo "[{},{}]"', "2 of the 16 Neuron devices of ml.trn1.32xlarge; replace the node"),
+            (f"[[ $1 == --json-output ]] && echo '{devices}'", ""),
+            (f"""[[ $1 == --output-format ]] && echo '{{"devices": {devices}}}'""", ""),
+            (f"echo '{device}'", "1 of the 16 Neuron devices of ml.trn1.32xlarge; replace the node"),
             ('echo "no driver" >&2; exit 1', "neuron-ls: no driver"),
+            ("[[ $# == 0 ]] && echo 16 devices", "0 of the 16 Neuron devices"),
+            ("""touch /dev/neuron{0..15}; echo '{"nodes": [{"devices": 16}]}'""", ""),
         ):
             write_program(worker.path("/opt/aws/neuron/bin/neuron-ls"), program)
             done = worker.provision("--only", "neuron", check=False)
             assert (done.returncode, says in done.stdout) == (bool(says), True), (program, done.stdout)
             assert says or outcomes(done.stdout)["neuron"] == "already so"
+        assert "a format that the kit does not know" in done.stdout
 
 
 def test_a_source_of_packages_that_is_gone_keeps_none_of_the_others_out(node: Node) -> None:

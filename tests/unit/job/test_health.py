@@ -17,7 +17,7 @@ import pytest
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import health, job_host, node, node_report
-from hyperpod_ft.job.health import problems
+from hyperpod_ft.job.health import doubts, problems
 from hyperpod_ft.job.job_host import JobHost, SlurmHost
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import ATTEMPT_DIRECTORY, failures
@@ -51,12 +51,19 @@ def test_a_fit_node_has_no_problem() -> None:
         ({"devices": 15, "device_cores": (2,) * 15}, "neuron-ls lists 15 devices, trn1.32xlarge has 16"),
         ({"device_cores": (2,) * 15 + (1,)}, "1 devices with 1 NeuronCores instead of 2"),
         ({"device_files": 15}, "15 of 16 device files /dev/neuron*"),
-        ({"efa": 7}, "fi_info lists 7 EFA interfaces, trn1.32xlarge has 8"),
+        ({"efa": 0}, "fi_info lists 0 EFA interfaces, trn1.32xlarge has 8"),
     ],
 )
 def test_each_problem_is_a_line_with_the_node_and_what_to_do(values: Mapping[str, Any], line: str) -> None:
     found = problems([fit("node1"), fit("node2", **values)], TRN1, replace_words)
     assert found == [f"node2: {line}; replace node2"]
+
+
+def test_another_number_of_efa_interfaces_is_doubted_and_replaces_no_node() -> None:
+    nodes = [fit("node1"), fit("node2", efa=7)]
+    assert problems(nodes, TRN1, replace_words) == []
+    assert doubts(nodes, TRN1) == ["node2: fi_info lists 7 EFA interfaces, trn1.32xlarge has 8"]
+    assert doubts([fit("node1"), fit("node2", efa=0, instance_type="m5.large")], TRN1) == []
 
 
 def test_a_node_of_another_type_is_not_replaced() -> None:
@@ -71,9 +78,9 @@ def test_a_node_may_be_of_another_type_that_the_run_file_allows() -> None:
     other = CATALOGUE["trn1n.32xlarge"]
     for known in ("", "trn1n.32xlarge"):
         nodes = [fit("node1"), fit("node2", efa=16, instance_type=known)]
-        assert problems(nodes, TRN1, replace_words, [other]) == []
-        assert problems(nodes, TRN1, replace_words) != []
-    (line,) = problems([fit("node1", efa=15, instance_type="trn1n.32xlarge")], TRN1, replace_words, [other])
+        assert problems(nodes, TRN1, replace_words, [other]) == doubts(nodes, TRN1, [other]) == []
+        assert problems(nodes, TRN1, replace_words) + doubts(nodes, TRN1) != []
+    (line,) = doubts([fit("node1", efa=15, instance_type="trn1n.32xlarge")], TRN1, [other])
     assert "15 EFA interfaces, trn1n.32xlarge has 16" in line
 
 
@@ -257,6 +264,11 @@ def test_the_first_node_reports_for_all(
 
     assert [on(1), on(0)] == [0, 0]
     report = json.loads((tmp_path / "node-0-1.json").read_text())
+    report["doubts"] = ["may be slow"]
+    (tmp_path / "node-0-1.json").write_text(json.dumps(report))
+    assert on(0) == 0
+    assert capfd.readouterr().err == "warning: health: node2: may be slow\n"
+    report["doubts"] = []
     report["versions"]["torch"] = "0.0"
     (tmp_path / "node-0-1.json").write_text(json.dumps(report))
     assert on(0) == 2
