@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.doctor import machine, slurm, volume
 from hyperpod_ft.doctor.check import DoctorCheck, run_checks
+from hyperpod_ft.drivers import is_older
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.node_report import NodeReport, observe
@@ -77,17 +78,13 @@ def check_driver(version: str, environment: str) -> Finding:
     wanted = NEURON_DRIVERS[environment]
     if not version:
         return warning("Neuron driver", "modinfo shows no version of module neuron")
-    if _numbers(version) < _numbers(wanted):
+    if is_older(version, wanted):
         return error(
             "Neuron driver",
             f"{version} is older than {wanted}, which AWS released with the SDK of {environment}",
             "hyperpod-ft cluster update (docs/cluster-day-two.md), or choose an older env.sdk",
         )
     return ok("Neuron driver", f"{version}, not older than {wanted} of {environment}")
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in version.split(".") if number.isdecimal()]
 
 
 def encode_lines(answer: NodeFindings) -> list[str]:

@@ -18,12 +18,14 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from hyperpod_ft import publish
+from hyperpod_ft import drivers, publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, printable
 from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import report_failure
+from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.planning.pins import NEURON_DRIVERS
 from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY
 from hyperpod_ft.runs.run import Run
 
@@ -160,6 +162,17 @@ def _plugin_fault() -> str | None:
     )
 
 
+def _with_drivers(report: NodeReport, run: Run) -> NodeReport:
+    """With what the drivers say to the packages that the ranks will use: those of the running interpreter."""
+    config = run.config
+    fault = drivers.cuda_fault() if config.instance.device == "cuda" else None
+    wanted = NEURON_DRIVERS.get(rules_of(config.engine).environment_name(config)) if config.instance.is_neuron else None
+    doubt = drivers.neuron_doubt(wanted) if wanted else None
+    return replace(
+        report, faults=(*report.faults, *filter(None, [fault])), doubts=(*report.doubts, *filter(None, [doubt]))
+    )
+
+
 def _gather(directory: Path, attempt: int, nodes: int) -> list[NodeReport]:
     """The reports of all nodes, in their order; fewer when some do not arrive in time."""
     deadline = time.monotonic() + _REPORT_SECONDS
@@ -181,7 +194,7 @@ def check(run: Run) -> int:
     in_step = ATTEMPT_DIRECTORY in os.environ
     host = this_host()
     nodes = host.nodes if in_step else 1
-    report = observe(instance, nodes, run.paths.root)
+    report = _with_drivers(observe(instance, nodes, run.paths.root), run)
     if nccl_uses_efa(instance, nodes) and (fault := _plugin_fault()):
         report = replace(report, faults=(*report.faults, fault))
     if not in_step:

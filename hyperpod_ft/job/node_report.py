@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft import drivers
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job.job_host import this_host
@@ -67,11 +68,11 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
             counts = [entry.get("nc_count") for entry in listing]
             device_cores = tuple(count for count in counts if isinstance(count, int))
         device_files = sum(bool(re.fullmatch(r"neuron\d+", path.name)) for path in Path("/dev").iterdir())
-        versions["neuron driver"] = (_output("modinfo", "-F", "version", "neuron") or "").strip()
+        versions["neuron driver"] = drivers.neuron() or (_output("modinfo", "-F", "version", "neuron") or "").strip()
     else:
-        drivers = (_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "").split()
-        devices = len(drivers)
-        versions["nvidia driver"] = drivers[0] if drivers else ""
+        listed = (_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "").split()
+        devices = len(listed)
+        versions["nvidia driver"] = listed[0] if listed else ""
     return NodeReport(
         node=this_host().name,
         devices=devices,

@@ -245,6 +245,20 @@ def test_nccl_must_find_its_plugin_for_efa(
     assert started.call_count == 2
 
 
+def test_drivers_are_compared_with_the_packages_of_the_ranks(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(health, "observe", lambda *_: NodeReport("node1"))
+    monkeypatch.setattr(health.drivers, "cuda_fault", lambda: "torch is built for CUDA 13.0")
+    (tmp_path / "version").write_text("2.19.64.0")
+    monkeypatch.setattr(health.drivers, "_NEURON", tmp_path / "version")
+    assert health.check(make_run(cluster__instance_type="p5.48xlarge", parallelism={})) == 2
+    assert capfd.readouterr().err == "error: health: node1: torch is built for CUDA 13.0\n"
+    trainium = {"engine": "neuron", "env__python": None, "cluster__instance_type": "trn1.32xlarge", "parallelism": {}}
+    assert health.check(make_run(**trainium)) == 0
+    assert capfd.readouterr().err.startswith("warning: health: node1: Neuron driver 2.19.64.0 is older than 2.24.7.0")
+
+
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
