@@ -38,6 +38,11 @@ class Instance:
         return self.device != "cpu"
 
     @property
+    def nvme(self) -> bool:
+        """Whether SageMaker gives it its local disks and no volume; EC2's pages list them for all of these types."""
+        return self.has_accelerators
+
+    @property
     def is_neuron(self) -> bool:
         """Whether it has Trainium chips."""
         return self.device == "neuron"
@@ -177,7 +182,7 @@ ENDPOINT_INSTANCES: dict[str, EndpointInstance] = {
     instance.name: instance
     for instance in (
         *(
-            EndpointInstance(name, "cuda", it.devices, it.device_gib, it.devices, True)
+            EndpointInstance(name, "cuda", it.devices, it.device_gib, it.devices, it.nvme)
             for name, it in CATALOGUE.items()
             if it.device == "cuda"
         ),

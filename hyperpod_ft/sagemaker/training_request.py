@@ -74,7 +74,7 @@ def create_training_job(run: Run, group: StageGroup, name: str, code: str, run_f
                 else {"InstancePreferences": [{"InstanceType": f"ml.{name}"} for name in types]}
             ),
             "InstanceCount": group.nodes,
-            "VolumeSizeInGB": section.volume_gb,
+            **({} if all(one.nvme for one in _instances(types)) else {"VolumeSizeInGB": section.volume_gb}),
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": group.seconds},
         "Tags": [
@@ -115,7 +115,7 @@ def _require_possible(group: StageGroup, instance_type: str) -> None:
 
 def _require_alike(types: Sequence[str]) -> None:
     """The plan of a run is for the first type, and must hold on the others."""
-    known = [CATALOGUE.get(name, Instance(name, "cpu", None)) for name in types]
+    known = _instances(types)
     for other in known[1:]:
         if (other.device, other.ranks) != (known[0].device, known[0].ranks) or other.rank_gib < known[0].rank_gib:
             raise UserError(
@@ -123,6 +123,10 @@ def _require_alike(types: Sequence[str]) -> None:
                 " their memory",
                 "leave it out",
             )
+
+
+def _instances(types: Sequence[str]) -> list[Instance]:
+    return [CATALOGUE.get(name, Instance(name, "cpu", None)) for name in types]
 
 
 def _environment(config: RunConfig) -> dict[str, str]:
