@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import xxhash
 
-from hyperpod_ft.config import run_file
 from hyperpod_ft.sagemaker.cli.setup import STACK
-from hyperpod_ft.sagemaker.images import image
-from tests.aws.account_place import put_image
 from tests.pages.blocks import ROOT, blocks, run_blocks
 from tests.pages.reader import BIN, environment
 from tests.programs import write_program
@@ -46,9 +43,7 @@ run_file.write_text(yaml.safe_dump(values))
 
 @pytest.fixture
 def variables(aws: "Aws", tmp_path: Path) -> dict[str, str]:
-    """Of the reader's shell; the account has AWS's image."""
-    recipe = run_file.load(run_file.find("qwen3-8b-lora-training-job"))
-    put_image(aws, image(recipe, "c7i.xlarge"))
+    """Of the reader's shell."""
     programs, printed = tmp_path / "bin", tmp_path / "printed"
     write_program(programs / "hyperpod-ft", f'set -o pipefail\n{BIN}/hyperpod-ft "$@" | tee -a {printed}')
     write_program(programs / "editor", f"exec {sys.executable} -c '{EDITOR}' \"$1\" {printed}")
