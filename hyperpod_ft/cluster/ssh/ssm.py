@@ -41,7 +41,9 @@ _NO_CREDENTIALS = re.compile(
     r"|config profile \(.*?\) could not be found"
 )
 # Refusals of a session that may be of its document: the target and the credentials are fine
-_REFUSED = re.compile(r"\((AccessDenied|InvalidDocument|Validation|InvalidParameter|Unsupported)\w*\) when calling")
+_REFUSED = re.compile(
+    r"\((AccessDenied|InvalidDocument|Validation|InvalidParameter|Unsupported)\w*\) when calling the StartSession"
+)
 _SECONDS = 90  # for a short command on a node; opening the session takes two or three
 _GRACE_SECONDS = 2
 
