@@ -13,7 +13,7 @@ What the modules beside this one add, because moto lacks it or differs from AWS:
     endpoints.py, endpoint_*.py endpoints, inference components and their runtime: each starts the kit's own server
     prices.py                   AWS's Price List
     filesystems.py              FSx for Lustre: lifecycle, mount names
-    quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
+    quotas.py, account.py       Service Quotas of SageMaker; a managed policy, AWS's images; newer types in zones
     permissions.py              IAM's policy simulator
     role_access.py              what a role may do, by its policies and a bucket's
     training_plans.py           training plans of SageMaker

@@ -8,6 +8,8 @@ from tests.aws.training_jobs import ENDED, TrainingJob, find
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import Region
 
+_WITHOUT_DISKS = ("c5", "c7i", "m5", "m7i")  # families
+
 
 @operation("sagemaker", "CreateTrainingJob")
 def create_training_job(region: Region, request: dict[str, Any]) -> dict[str, Any]:
@@ -35,6 +37,8 @@ def _check_types(request: dict[str, Any]) -> None:
         raise invalid("Specify either InstanceType or InstancePreferences")
     if "InstancePreferences" in resources and request.get("EnableManagedSpotTraining"):
         raise invalid("InstancePreferences is mutually exclusive with EnableManagedSpotTraining")
+    if "VolumeSizeInGB" not in resources and any(kind.split(".")[1] in _WITHOUT_DISKS for kind in types_of(resources)):
+        raise invalid("An instance type without instance storage needs VolumeSizeInGB")
 
 
 def _check_stopping(request: dict[str, Any]) -> None:
