@@ -155,8 +155,6 @@ _SECTIONS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
 def _check_training(config: RunConfig) -> None:
     """Validation needs held-out rows and somewhere to save; what chooses between steps needs several validations."""
     training = config.training
-    if training.method == "full" and config.merge.dtype != "base":
-        raise ValueError("merge.dtype: has no effect with training.method full; remove it")
     if training.method == "full" and config.model.adapter:
         raise ValueError(
             "model.adapter: training.method full trains no adapter; merge it into its base (hyperpod-ft merge), and"

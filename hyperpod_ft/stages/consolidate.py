@@ -32,6 +32,7 @@ def work(run: Run) -> Result:
             checkpoint,
             run.paths.tuned_model,
             base=run.paths.base_model,
+            dtype=run.config.merge.dtype,
             max_shard_bytes=int(run.config.merge.max_shard_size_gb * 1e9),
             card=model_card(run, questions),
             chat_template=text,

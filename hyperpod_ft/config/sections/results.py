@@ -9,10 +9,10 @@ from hyperpod_ft.config.fields import NonNegativeInt, PlainPath, PositiveFloat, 
 
 
 class Merge(Section):
-    """The merged model."""
+    """The tuned model, also with training.method full."""
 
     dtype: Literal["base", "bfloat16", "float16", "float32"] = Field(
-        "base", description="dtype of the merged weights; `base` keeps that of each tensor of the base model."
+        "base", description="dtype of its weights; `base` keeps that of each tensor of the base model."
     )
     max_shard_size_gb: PositiveFloat = Field(5.0, description="Maximum size of a safetensors file, in GB (1e9 bytes).")
 

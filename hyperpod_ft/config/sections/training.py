@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
@@ -53,8 +53,8 @@ class Training(Section):
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Norm to which gradients are clipped; 0: no clipping.")
     precision: Literal["bf16", "fp32"] = Field(
         "bf16",
-        description="`bf16` computes in bfloat16 and keeps adapters (engines torch and trl: all trained weights) in"
-        " fp32; `fp32` computes in fp32.",
+        description="`bf16`, also for fp16 models, computes in bfloat16 and keeps adapters (engines torch and trl: all"
+        " trained weights) in fp32; `fp32` computes in fp32.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
@@ -122,6 +122,15 @@ class Training(Section):
         description="dtype of the weights that keep_best and save_only_model save (engine torch). A restart needs"
         " fp32.",
     )
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _is_not_fp16(cls, given: Any) -> Any:
+        if given in ("fp16", "float16", "half"):
+            raise ValueError(
+                "the kit does not compute in fp16; set bf16, in which it also trains models stored in fp16"
+            )
+        return given
 
     @property
     def samples_answers(self) -> bool:

@@ -80,6 +80,12 @@ def test_unknown_key_names_the_close_one(tmp_path: Path) -> None:
     assert "clutser: unknown key; did you mean cluster?" in refused(tmp_path, clutser={})
 
 
+def test_fp16_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
+    for given in ("fp16", "float16"):
+        said = refused(tmp_path, training__precision=given)
+        assert "training.precision: the kit does not compute in fp16; set bf16" in said
+
+
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, training__epochs=-1, dataset__max_length=True, engine="jax")

@@ -25,7 +25,6 @@ def test_engines_and_instances_fit(tmp_path: Path) -> None:
     assert "unknown instance type" in refused(tmp_path, cluster__instance_type="trn9")
     assert "does not run on trn1" in refused(tmp_path, cluster__instance_type="trn1.32xlarge")
     assert load(tmp_path, cluster__instance_type="ml.p5.48xlarge").cluster.instance_type == "p5.48xlarge"
-    assert "merge.dtype" in refused(tmp_path, training__method="full", merge__dtype="float32")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,12 @@ def test_parameters_are_those_of_the_model(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "config", "gib"), [("flan-t5-xl-full-p4d", XL, 15.6), ("flan-t5-xxl-lora-p4d", XXL, 26.2)]
+    ("recipe", "config", "gib"),
+    [
+        ("flan-t5-xl-full-p4d", XL, 15.6),
+        ("flan-t5-xxl-lora-p4d", XXL, 26.2),
+        ("flan-t5-xxl-full-training-job", XXL, 22.7),
+    ],
 )
 def test_recipes_fit(recipe: str, config: dict[str, Any], gib: float) -> None:
     run = run_file.load(run_file.find(recipe))

@@ -212,6 +212,7 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         ("qwen3-8b-full-trn2", QWEN3_8B, 4.9),
         ("llama3-70b-lora-trn1", LLAMA_3_70B, 5.7),
         ("gptj-6b-full-p4d", GPTJ_6B, 31.6),
+        ("gptj-6b-sst2-p4d", GPTJ_6B, 23.5),
         ("llama3-8b-dpo-p5", LLAMA_3_8B, 29.2),
         ("qwen3-8b-lora-training-job", QWEN3_8B, 17.7),
         ("qwen3-8b-full-training-job", QWEN3_8B, 27.4),

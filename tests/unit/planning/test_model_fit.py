@@ -12,7 +12,7 @@ from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.planning.certificate import Certificate
-from hyperpod_ft.planning.memory import Memory, available
+from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.run import Run
@@ -222,3 +222,15 @@ def test_a_trial_that_rank_0_refuses_ends_on_every_rank(
             train._trial(too_large, Ranks(rank, 32, 0, store))
         assert ended.value.code == 2
     assert capsys.readouterr().err.count("error: train: ") == 1, "rank 0 says why"
+
+
+def test_mistral_7b_fits_on_texts_of_512_tokens_as_in_awss_notebook(make_run: MakeRun, tmp_path: Path) -> None:
+    """All parameters on one p4d, each text in a row of its own, which is padded."""
+    mistral = LLAMA_3_8B | {"model_type": "mistral", "vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps(mistral))
+    text = {"dataset__format": "text", "dataset__max_length": 512, "dataset__packing": "none"}
+    full = {"training__method": "full", "training__epochs": 10, "parallelism": {"sharding": "zero3"}}
+    run = make_run(**text, **full, cluster__instance_type="p4d.24xlarge")
+    fit = check_model_directory(run.config, run.plan.degrees, tmp_path)
+    assert fit.sharding == "zero3 over 8 ranks" and run.config.rows_per_step(run.plan.degrees.data_parallel) == 8
+    assert fit.memory is not None and fit.memory.total / GIB == pytest.approx(19.5, abs=0.05)

@@ -204,6 +204,8 @@ def test_lora_settings_do_not_matter_for_full_training(make_run: MakeRun) -> Non
 def test_downstream_changes_stay_in_the_same_run(make_run: MakeRun) -> None:
     assert make_run().paths.directory == make_run(generate__max_new_tokens=3, merge__dtype="float32").paths.directory
     assert make_run().paths.directory != make_run(seed=7).paths.directory
+    full, rounded = (make_run(training__method="full", merge={"dtype": dtype}).plan for dtype in ("base", "bfloat16"))
+    assert full.run_id == rounded.run_id and full["consolidate"].fingerprint != rounded["consolidate"].fingerprint
 
 
 def test_resources(make_run: MakeRun) -> None:

@@ -77,12 +77,16 @@ def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Te
     assert yaml.safe_load(yaml_text.dump(run.config))["name"] == "tiny"
 
 
-def test_method_full_consolidates_into_the_final_model(base: Path, tmp_path: Path) -> None:
-    run = run_on(tmp_path, base, training={"method": "full"})
+@pytest.mark.parametrize(("dtype", "written"), [("base", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_method_full_consolidates_into_the_final_model(
+    base: Path, tmp_path: Path, dtype: str, written: torch.dtype
+) -> None:
+    run = run_on(tmp_path, base, training={"method": "full"}, merge={"dtype": dtype})
     model = AutoModelForCausalLM.from_pretrained(base)
     add_checkpoint(run, {name: value + 0.01 for name, value in tiny_checkpoints.trainable(model).items()})
     assert consolidate.work(run).outputs == (run.paths.tuned_model,)
-    assert AutoModelForCausalLM.from_pretrained(run.paths.tuned_model)
+    tuned = AutoModelForCausalLM.from_pretrained(run.paths.tuned_model, dtype="auto")
+    assert {value.dtype for value in tuned.state_dict().values()} == {tuned.config.dtype} == {written}
     assert "set chat_prompt" in (run.paths.tuned_model / "chat_template.jinja").read_text()
     assert "full-fine-tuning" in (run.paths.tuned_model / "README.md").read_text()
 

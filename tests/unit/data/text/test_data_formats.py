@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.data.text.formats import examples, prompt_of
@@ -93,6 +94,13 @@ def test_template_keeps_its_last_line_break() -> None:
     config = dataset(format="template", prompt_template="Q: {{ question }}\nA:\n", completion_template="{{ answer }}")
     example = render(config, {"question": "1+1", "answer": "2"}, TOKENIZER)
     assert (example.prompt, example.completion) == ("Q: 1+1\nA:\n", "2")
+
+
+def test_the_recipe_for_sst2_writes_a_label_as_a_word() -> None:
+    for part in run_file.load(run_file.find("gptj-6b-sst2-p4d")).dataset.parts:
+        for label, word in ((1, " positive"), (0, " negative")):
+            example = render(part.dataset, {"sentence": "a fine film ", "label": label, "idx": 7}, TOKENIZER)
+            assert (example.prompt, example.completion) == ("a fine film\nSentiment:", word)
 
 
 def test_template_does_not_read_the_data_as_a_template() -> None:
