@@ -24,7 +24,12 @@ run() {
   local status=0
   "$@" <&0 &
   running=$!
-  wait -n "$running" "$stand_in" || status=$?
+  # not `wait -n`, which waits for the other when one has ended before
+  { while kill -0 "$stand_in"; do sleep 0.5; done; kill "$running"; } &>/dev/null &
+  watching=$!
+  wait "$running" || status=$?
+  kill "$watching" 2>/dev/null || true
+  wait "$watching" 2>/dev/null || true
   kill -0 "$stand_in" 2>/dev/null || die "the stand-in for AWS has ended; see its error above"
   return "$status"
 }
@@ -33,7 +38,7 @@ stop_stand_in() {
   local status=$?
   trap '' INT TERM
   if [[ ${running:-} ]]; then
-    kill "$running" 2>/dev/null || true
+    kill "$watching" "$running" 2>/dev/null || true
     wait "$running" || true
   fi
   if [[ ${server_PID:-} ]]; then
@@ -41,7 +46,7 @@ stop_stand_in() {
     wait "$stand_in" || true
   fi
   # a stand-in that has failed leaves containers, which end with it, to the kernel
-  for _ in {1..50}; do
+  for _ in {1..600}; do
     if rm -rf "$directory" 2>/dev/null; then break; fi
     sleep 0.1
   done

@@ -15,7 +15,7 @@ def test_a_file_system_that_is_not_there(place: Place) -> None:
 
 
 def test_a_file_system_that_is_not_available(place: Place) -> None:
-    place.aws.scenario(seconds={"fsx.create": 60})
+    place.aws.scenario(seconds={"fsx.create": 3600})
     finding = only(place.check({"fsx_id": place.file_system()}).findings)
     assert "is CREATING" in finding.found
     assert finding.remedy == "wait for it"

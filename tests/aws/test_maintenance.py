@@ -124,7 +124,7 @@ def test_nodes_that_run_no_job_are_chosen(controller: Controller) -> None:
     assert kit.workers() == [first, second, third]
     kit.run(*chosen, "1", "--yes")
     assert kit.workers() == [first, second], "the one that Slurm cannot use goes first"
-    kit.aws.scenario(seconds={"node.shutdown.shown": 60})
+    kit.aws.scenario(seconds={"node.shutdown.shown": 3600})
     kit.run(*chosen, "1", "--yes", "--no-wait")
     assert kit.workers() == [first, second], "not yet shown"
     assert "HyperPod is removing 1 of its 2 nodes" in kit.run(*chosen, "1", "--yes", status=2)
@@ -144,7 +144,7 @@ def test_without_an_answer_of_slurm_no_node_is_chosen(controller: Controller) ->
 def test_other_groups_are_not_offered_for_a_controller_that_is_not_running(controller: Controller) -> None:
     """Another group could be deleted from, or patched, but not asked about jobs."""
     kit = controller.kit
-    kit.aws.scenario(seconds={"node.reboot": 60})
+    kit.aws.scenario(seconds={"node.reboot": 3600})
     kit.run("reboot-node", NAME, controller.bin.parent.name, "--yes", "--no-wait")
     chosen = kit.run("delete-node", NAME, "--group", WORKERS, "--count", "1", "--yes", status=2)
     assert "the controller is not Running (1 Pending); wait until it is, or name the nodes to delete" in chosen

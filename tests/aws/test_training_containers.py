@@ -55,7 +55,7 @@ def cancel_after(command: Command, run: Run, steps: int) -> None:
     wait_for(
         lambda: run.paths.metrics_path.exists() and len(run.paths.metrics_path.read_text().splitlines()) > steps,
         600,
-        every=0.5,
+        every=0.05,  # it goes on meanwhile
     )
     assert "cancelled train" in command.run("cancel")
     wait_for(lambda: not Launchers().active(run), 600, every=0.5)

@@ -173,7 +173,6 @@ def test_an_update_that_was_rolled_back_is_an_error(aws: Aws) -> None:
 
 
 def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "DEADLINE_SECONDS", 5.0)
     aws.client("cloudformation").create_change_set(
         StackName=STACK,
         ChangeSetName="x",
@@ -182,8 +181,10 @@ def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypa
         Parameters=[{"ParameterKey": "FileSystem", "ParameterValue": "false"}],
         Capabilities=["CAPABILITY_IAM"],
     )
-    with pytest.raises(UserError, match=r"REVIEW_IN_PROGRESS.*hyperpod-ft sagemaker delete"):
-        made()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(stacks, "DEADLINE_SECONDS", 5.0)
+        with pytest.raises(UserError, match=r"REVIEW_IN_PROGRESS.*hyperpod-ft sagemaker delete"):
+            made()
     assert delete(kit_session(), quiet, name=STACK) is None
     made()
 

@@ -262,7 +262,7 @@ def test_delete_says_where_it_looked_and_waits_for_a_cluster_that_changes(kit: K
 
 
 def test_ctrl_c_says_how_to_go_on(kit: Kit) -> None:
-    kit.aws.scenario(seconds={"fsx.create": 60})
+    kit.aws.scenario(seconds={"fsx.create": 3600})
     process = kit.start("create")
     process.wait_for("CREATE_COMPLETE")
     process.send_signal(signal.SIGINT)

@@ -11,11 +11,11 @@ quote. The times of StoppingCondition are not scaled; the 120 s between SIGTERM 
 
 import math
 import re
+import secrets
 import shutil
 import signal
 import tempfile
 import time
-import zlib
 from collections.abc import Generator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -222,7 +222,8 @@ class TrainingJob:
         yield self.region.seconds("training.download")
         self._starts += 1
         count = self.request["ResourceConfig"]["InstanceCount"]
-        network = f"127.{1 + zlib.crc32(self.name.encode()) % 250}.{self._starts}"
+        # one that no job has at the same time, of a test beside this one neither
+        network = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
         hosts = {f"algo-{number}": f"{network}.{number}" for number in range(1, count + 1)}
         for container in self.containers:
             container.remove()

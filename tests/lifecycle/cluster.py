@@ -155,7 +155,8 @@ def runs_a_job(cluster: Cluster, node: Node) -> None:
 
 def provisioning_again_changes_nothing(cluster: Cluster) -> None:
     """On all nodes at once, while a job runs on the workers."""
-    number = cluster.submit(cluster.controller, "srun sleep 6", "--nodes=2", "--output=/dev/null")
+    waits = "srun sh -c 'until [ -e end ]; do sleep 0.1; done'"
+    number = cluster.submit(cluster.controller, waits, "--nodes=2", "--output=/dev/null")
     wait_for(
         lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout, every=0.1
     )
@@ -168,6 +169,7 @@ def provisioning_again_changes_nothing(cluster: Cluster) -> None:
         assert disk(node) == files
         assert daemons(node) == processes
     assert shared_disk(cluster.controller) == home
+    cluster.controller.run("touch", "end", user=USER)
     assert cluster.wait_for_job(number) == "COMPLETED"
 
 

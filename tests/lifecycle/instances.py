@@ -100,6 +100,7 @@ def slurm_conf(controller: Instance, nodes: Sequence[Instance], *extra: str) -> 
             # From here: what this machine needs instead of AWS's lines.
             "ProctrackType=proctrack/linuxproc",
             "TaskPlugin=task/none",
+            "MessageTimeout=60",
             "SlurmdParameters=config_overrides",
             "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=1,batch_sched_delay=0",
             "MailProg=/bin/true",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.processes import ProcessIdentity, descendants
+from hyperpod_ft.processes import ProcessIdentity, children, descendants
 from tests.lifecycle.instances import CONTROLLER, FSX_SOURCE, WORKERS
 from tests.lifecycle.nodes import container
 from tests.waiting import wait_for
@@ -35,7 +35,8 @@ def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: 
     owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     assert owner.stdout is not None
     assert owner.stdout.readline() == "up\n"
-    keeper = next(pid for pid in descendants(owner.pid) if b"container.sh" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    # the node's own processes come and go, while its children stay
+    keeper = next(pid for pid in children(owner.pid) if b"container.sh" in Path(f"/proc/{pid}/cmdline").read_bytes())
     group = f"hyperpod-ft-container-{keeper}"
     processes = [identity for pid in descendants(owner.pid) if (identity := ProcessIdentity.of(pid))]
     assert len(processes) > 8  # systemd, journald, munged, sshd, ...
@@ -73,7 +74,7 @@ def test_nodes_are_machines_of_their_own(nodes_possible: None, tmp_path: Path) -
             "curl",
             "--silent",
             "--retry",
-            "20",
+            "300",
             "--retry-connrefused",
             "--retry-delay",
             "1",

@@ -82,7 +82,7 @@ def test_a_slurm_conf_that_never_comes_is_an_error_that_names_whose_it_is(
     started = time.monotonic()
     with pytest.raises(PassingError, match=r"slurm\.conf: after .* 10\.1\.0\.11; HyperPod's agent writes it"):
         SlurmConfiguration().do(node)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 250, "not the agent's 300 s"
     assert not node.path(slurm_conf.INCLUDED_CONF).exists()
 
 

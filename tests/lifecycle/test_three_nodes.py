@@ -67,7 +67,7 @@ def test_users_reach_every_node_by_ssh_without_being_asked(cluster: Cluster) -> 
             "-o",
             "BatchMode=yes",
             "-o",
-            "ConnectTimeout=10",
+            "ConnectTimeout=300",
             node.instance.hostname,
             "id -un; hostname; pwd",
         )

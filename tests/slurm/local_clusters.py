@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from hyperpod_ft.localcluster import LocalCluster
@@ -46,6 +47,13 @@ def processes_of(cluster: LocalCluster) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def command_line(pid: int) -> str:
+    """The arguments of a process, each ended by a zero byte; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def is_unlocked(cluster: LocalCluster) -> bool:

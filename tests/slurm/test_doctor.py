@@ -6,7 +6,7 @@ Slurm's or the machine's would.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,9 @@ from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from tests.slurm.head import Head
+from tests.slurm.local_clusters import run as slurm_client
 from tests.unit.wheels import wheel
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 RowOf = Callable[..., Finding]
@@ -45,7 +47,7 @@ def row_of(
 
 
 @pytest.fixture
-def nodes_of(cluster: LocalCluster, make_run: Callable[..., Run]) -> Rows:
+def nodes_of(cluster: LocalCluster, make_run: Callable[..., Run]) -> Iterator[Rows]:
     """The rows of `--nodes` by name; of several with one name the first."""
 
     def rows(**settings: object) -> dict[str, Finding]:
@@ -53,7 +55,8 @@ def nodes_of(cluster: LocalCluster, make_run: Callable[..., Run]) -> Rows:
         found = every_node(Expectations(config.root, config, SlurmSite(cluster.environment())))
         return {row.name: row for row in reversed(found)}
 
-    return rows
+    yield rows
+    wait_for(lambda: not slurm_client(cluster, "squeue", "--noheader"))  # its job may still be completing
 
 
 @pytest.fixture

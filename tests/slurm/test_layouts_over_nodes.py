@@ -17,7 +17,7 @@ from hyperpod_ft.stages import consolidate
 from tests.training.conftest import MakeRun, curve, make_run, tiny_llama, train_here  # noqa: F401 - a fixture
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(900)]
 
 ALONE: dict[str, Any] = {"parallelism": {"ranks_per_node": 1}, "training.micro_batch_size": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def test_two_nodes_train_as_one_rank(
     model = tiny_llama(num_hidden_layers=4, tie_word_embeddings=True)
     runs = {}
     for name, layout in LAYOUTS.items():
-        runs[name] = make_run(name, settings | layout | {"cluster.nodes": 2, "cluster.time_limit": "5"}, model=model)
+        runs[name] = make_run(name, settings | layout | {"cluster.nodes": 2, "cluster.time_limit": "15"}, model=model)
         prepare(runs[name], Launchers())
     jobs = {name: _slurm("sbatch", "--parsable", str(run.paths.script("train"))).strip() for name, run in runs.items()}
     alone = make_run("alone", settings | ALONE, model=model)
@@ -55,7 +55,7 @@ def test_two_nodes_train_as_one_rank(
     expected, initial = exported(alone), tensors_of(alone.paths.base_model)
     wait_for(
         lambda: not _slurm("squeue", "--noheader", f"--jobs={','.join(jobs.values())}"),
-        240,
+        480,
         lambda: {name: said(run) for name, run in runs.items()},
         every=0.5,
     )

@@ -118,7 +118,9 @@ def test_ordinary_user(slurm_installed: None, open_directory: Path) -> None:
     home = open_directory / "home"
     home.mkdir()
     # The checkout may be as private as the interpreter; local clusters need the standard library only.
-    shutil.copytree(Path(hyperpod_ft.__file__).parent, open_directory / "hyperpod_ft")
+    # Other processes may compile its modules meanwhile, into files that vanish.
+    source, compiled = Path(hyperpod_ft.__file__).parent, shutil.ignore_patterns("__pycache__")
+    shutil.copytree(source, open_directory / "hyperpod_ft", ignore=compiled)
     os.chown(home, user.pw_uid, user.pw_gid)
     code = """if True:
         import os, subprocess
@@ -207,8 +209,8 @@ def test_port_blocks_are_exclusive_and_skip_a_taken_port() -> None:
     one, two = reserve_ports(3), reserve_ports(3)
     with one.lock, two.lock:
         assert abs(one.first - two.first) >= BLOCK
-        two.lock.close()
         with socket.create_server(("127.0.0.1", two.first + 2)):
+            two.lock.close()
             three = reserve_ports(3)
             three.lock.close()
             assert three.first != two.first

@@ -12,6 +12,7 @@ from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.processes import descendants
 from tests.slurm.local_clusters import (
     assert_gone,
+    command_line,
     is_unlocked,
     processes_of,
     run,
@@ -58,11 +59,8 @@ def test_daemon_watch_killed_leaves_nothing(own: LocalCluster) -> None:
 def test_guard_killed_leaves_nothing_on_its_node(own: LocalCluster) -> None:
     own.up()
     escapee = submit_escaping_job(own, own.directory)
-    slurmd = next(
-        pid
-        for pid in descendants(own.status().pid or 0)
-        if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"/slurmd\0-D\0-N\0node1\0")
-    )
+    processes = descendants(own.status().pid or 0)
+    slurmd = next(pid for pid in processes if command_line(pid).endswith("/slurmd\0-D\0-N\0node1\0"))
     guard = int(Path(f"/proc/{slurmd}/stat").read_text().split()[3])
     os.kill(guard, signal.SIGKILL)
     wait_for(lambda: not escapee.is_alive(), seconds=300)
@@ -75,7 +73,7 @@ def test_everything_of_ours_killed_at_once_is_cleaned_by_the_next_up(own: LocalC
     own.up()
     escapee = submit_escaping_job(own, own.directory)
     watch = own.status().pid or 0
-    ours = [pid for pid in descendants(watch) if "localcluster" in Path(f"/proc/{pid}/cmdline").read_text()]
+    ours = [pid for pid in descendants(watch) if "localcluster" in command_line(pid)]
     assert len(ours) == 4  # munged, slurmctld, node1, node2
     for pid in (watch, *ours):
         os.kill(pid, signal.SIGSTOP)
@@ -83,8 +81,8 @@ def test_everything_of_ours_killed_at_once_is_cleaned_by_the_next_up(own: LocalC
         os.kill(pid, signal.SIGKILL)
     assert escapee.is_alive()
     assert own.up()
-    assert not escapee.is_alive()
-    assert not any(" sleep" in process for process in processes_of(own))
+    wait_for(lambda: not escapee.is_alive())  # `up` kills strays, and does not wait for their end
+    wait_for(lambda: not any(" sleep" in process for process in processes_of(own)))
 
 
 def test_controller_death_ends_the_cluster(own: LocalCluster) -> None:

@@ -36,10 +36,10 @@ def test_node_loss_requeues_the_job_or_fails_it(cluster: LocalCluster, tmp_path:
 
 
 def test_jobs_outlive_daemons_that_are_killed(cluster: LocalCluster, tmp_path: Path) -> None:
-    ended = tmp_path / "ended"
-    script = f"while [ ! -e {ended} ]; do sleep 0.1; done; echo done"
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    script = f"touch {begun}; while [ ! -e {ended} ]; do sleep 0.1; done; echo done"
     job = run(cluster, "sbatch", "--parsable", "-o", "out", "--wrap", script, cwd=tmp_path).strip()
-    wait_for(lambda: job_state(cluster, job) == "RUNNING")
+    wait_for(begun.exists)  # Slurm says RUNNING before a node knows of the job
     node = run(cluster, "squeue", "-h", "-o", "%N", "-j", job).strip()
     slurmds = {process for process in processes_of(cluster) if process.endswith(" slurmd")}
     cluster.restart_slurmd(node)

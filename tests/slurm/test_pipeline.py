@@ -8,10 +8,10 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,18 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.attempts import history
 from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.results import places
 from hyperpod_ft.runs.run import Run
-from tests.programs import write_program
 from tests.slurm.conftest import TOKEN
 from tests.slurm.head import Head
+from tests.slurm.holding import hold, release, write_interpreter
 from tests.training.conftest import Jobs, fork_server, jobs  # noqa: F401 - fixtures
 from tests.unit.stage_runs import finish
 from tests.unit.tracking.conftest import losses
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(1200)]
 
 STEPS = 6
 ODD = "a b$(id)'\""
@@ -66,13 +67,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     The interpreter beside it breaks in stage dataset while it has a neighbour `broken`, as a half-upgraded one does.
     """
     volume = tmp_path_factory.mktemp("volume")
-    write_program(
+    write_interpreter(
         volume / "python",
         '[[ -e "${0%/*}/broken" && "$*" == *stages.dataset* ]] && '
-        "{ echo 'libneuron.so: cannot open shared object file' >&2; exit 127; }\n"
-        f'exec {shlex.quote(sys.executable)} "$@"',
+        "{ echo 'libneuron.so: cannot open shared object file' >&2; exit 127; }\n",
     )
     return volume / "two words größe"
+
+
+@contextlib.contextmanager
+def no_job_starts(head: Head) -> Iterator[None]:
+    head.slurm("scontrol", "update", "partitionname=dev", "state=down")
+    try:
+        yield
+    finally:
+        head.slurm("scontrol", "update", "partitionname=dev", "state=up")
 
 
 def metrics(directory: str) -> list[dict[str, Any]]:
@@ -85,17 +94,18 @@ def test_a_run_that_fails_is_resumed_and_leaves_what_was_promised(head: Head, sh
     run_file = head.write(content)
     broken = shared.parent / "broken"
     broken.touch()
-    # two submissions at once: one wins, the other is refused
-    attempts = [head.start("submit", run_file) for _ in range(2)]
-    ended = [(attempt.communicate()[0], attempt.returncode) for attempt in attempts]
-    (won, _), (refused, _) = sorted(ended, key=lambda end: end[1] or 0)
-    assert sorted(status for _, status in ended) == [0, 2], ended
-    assert "still at work" in refused
-    run_id = won.split("Submitted promised/")[1].split(":")[0]
-    submitted = json.loads((shared / "runs" / "promised" / run_id / "jobs.json").read_text())
-    assert [job["stage"] for job in submitted] == STAGES
-    described = [head.slurm("scontrol", "show", "job", job["job_id"]) for job in submitted]
-    assert "afterok" in described[2], "dataset waits for env and download"
+    with no_job_starts(head):
+        # two submissions at once: one wins, the other is refused
+        attempts = [head.start("submit", run_file) for _ in range(2)]
+        ended = [(attempt.communicate()[0], attempt.returncode) for attempt in attempts]
+        (won, _), (refused, _) = sorted(ended, key=lambda end: end[1] or 0)
+        assert sorted(status for _, status in ended) == [0, 2], ended
+        assert "still at work" in refused
+        run_id = won.split("Submitted promised/")[1].split(":")[0]
+        submitted = json.loads((shared / "runs" / "promised" / run_id / "jobs.json").read_text())
+        assert [job["stage"] for job in submitted] == STAGES
+        described = [head.slurm("scontrol", "show", "job", job["job_id"]) for job in submitted]
+        assert "afterok" in described[2], "dataset waits for env and download"
     head.wait_for_the_queue()
 
     status = head.status(exit_status=1)
@@ -179,17 +189,22 @@ def test_training_resumes_after_a_dead_node_and_a_kill_as_if_nothing_had_happene
     Its losses are those of the same ranks on this machine, undisturbed.
     """
     content = values(shared, max_steps=48, save_every_steps=4)
+    python = Path(content["env"]["python"])
+    hold(python, "killed", 6)
     head("submit", head.write(content | {"name": "killed"}, "killed.yaml"))
     directory = str(head.status()["directory"])
     run = Run.open(Path(directory))
-    head.wait(lambda: len(metrics(directory)) >= 6, every=0.05)
+    head.wait(lambda: len(metrics(directory)) >= 6 and run.paths.checkpoints_by_step(), every=0.05)
     cluster.kill_node("node2")
     head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
+    hold(python, "killed", 10)
+    release(python, "killed", 6)
     cluster.start_node("node2")
     head.wait(lambda: newest_is_of_a_resumed_training(run), every=0.05)
     for process in processes_of(directory):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(process.name), signal.SIGKILL)
+    release(python, "killed", 10)
     head.wait_for_the_queue()
     assert head.status("killed.yaml", exit_status=1)["state"] == "failed"
     newest = max(run.paths.checkpoints_by_step())
@@ -235,12 +250,12 @@ def test_training_goes_on_with_fewer_nodes_and_returns_to_all(head: Head, shared
 
 def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:
     """On another number of nodes: the same run, and one curve."""
-    run_file = head.write(values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
+    run_file = head.write(values(shared, max_steps=4000, save_every_steps=10_000) | {"name": "cancelled"})
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 2)
     progress = head.status()["training"]
-    assert progress["total_steps"] == 400 and progress["step"] >= 2
+    assert progress["total_steps"] == 4000 and progress["step"] >= 2
     assert "cancelled train" in head("cancel")
     head.wait_for_the_queue()
     states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
@@ -278,13 +293,17 @@ def test_what_to_do_without_slurm(tmp_path: Path, shared: Path) -> None:
 def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared: Path) -> None:
     tracking = {"trackers": ["tensorboard"], "python": sys.executable}
     training = {"max_steps": 60, "save_every_steps": 5, "memory_checkpoint_every_steps": 1}
-    run_file = head.write(values(shared, nodes=1, **training) | {"name": "by-itself", "tracking": tracking})
-    head("submit", run_file)
+    content = values(shared, nodes=1, **training) | {"name": "by-itself", "tracking": tracking}
+    python = Path(content["env"]["python"])
+    hold(python, "by-itself", 8)
+    head("submit", head.write(content))
     directory = head.status()["directory"]
     run = Run.open(Path(directory))
     head.wait(lambda: len(metrics(directory)) >= 8, every=0.05)
     programs = launchers_of(directory)
+    hold(python, "by-itself", 12)
     os.kill(ranks_of(directory)[0], signal.SIGKILL)
+    release(python, "by-itself", 8)
     head.wait(lambda: run.paths.restarts_path("train").exists())
     training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
     assert training["state"] == "running"
@@ -294,6 +313,8 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     head.wait(lambda: metrics(directory)[-1]["step"] >= 12 and ranks_of(directory), every=0.05)
     assert launchers_of(directory) == programs, "srun and all else but the rank has stayed"
     head.slurm("scancel", "--batch", "--signal=USR1", training["job_id"])
+    head.wait(lambda: len(history(run.paths, "train")) == 2)
+    release(python, "by-itself", 12)
     head.wait(lambda: run.journal.is_done("consolidate"))
     states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
     assert states["train"] == states["consolidate"] == "done", "what depended on it has waited"

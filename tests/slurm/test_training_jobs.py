@@ -26,7 +26,7 @@ from tests.conftest import MakeRun
 from tests.slurm.local_clusters import run as slurm
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(1200)]
 
 # Every rank says who it is, and what the sum over all ranks of 1 + rank is.
 ALL_REDUCE = """
@@ -114,7 +114,7 @@ def state(cluster: LocalCluster, job: str) -> str:
     return slurm(cluster, "squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}").strip()
 
 
-def wait_for_state(cluster: LocalCluster, job: str, wanted: str, seconds: float = 300) -> None:
+def wait_for_state(cluster: LocalCluster, job: str, wanted: str, seconds: float = 600) -> None:
     def reached() -> bool:
         now = state(cluster, job)
         assert now == wanted or now not in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"), now
@@ -197,8 +197,9 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     wait_for_state(three_nodes, job, "RUNNING")
 
     def recorded() -> bool:
+        running = state(three_nodes, job) == "RUNNING"  # before: a job that ends meanwhile has written the record
         exists = run.paths.record_path("train").exists()
-        assert exists or state(three_nodes, job) == "RUNNING"
+        assert exists or running
         return exists
 
     wait_for(recorded, 300, every=0.5)
@@ -229,6 +230,7 @@ def test_a_node_that_hangs_is_named_and_not_waited_for(three_nodes: LocalCluster
 def wait_for_end(cluster: LocalCluster, job: str) -> None:
     wait_for(
         lambda: state(cluster, job) in ("FAILED", "COMPLETED", "CANCELLED"),
+        600,
         what=lambda: state(cluster, job),
         every=0.5,
     )

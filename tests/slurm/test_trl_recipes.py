@@ -15,10 +15,11 @@ from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from tests.slurm.head import Head
+from tests.slurm.holding import hold, release, write_interpreter
 from tests.slurm.test_pipeline import metrics, ranks_of
 from tests.unit.test_examples import read_rows
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(1800)]
 
 
 def facts_of(run: Run) -> Mapping[str, Any]:
@@ -107,10 +108,12 @@ RUNS: dict[Callable[[Run], None], tuple[str, ...]] = {
 
 
 def test_each_recipe_ends_well_after_a_kill(head: Head, tmp_path: Path) -> None:
-    root = tmp_path / "root"
+    root, python = tmp_path / "root", tmp_path / "interpreter" / "python"
+    write_interpreter(python)
     for check, changes in RUNS.items():
         recipe = "quickstart-grpo" if check is rloo else f"quickstart-{check.__name__}"
-        settings = (f"cluster.root={root}", "training.save_every_steps=4", *changes)
+        settings = (f"cluster.root={root}", f"env.python={python}", "training.save_every_steps=4", *changes)
+        hold(python, f"quickstart-{check.__name__}", 5)
         head("submit", recipe, *(part for setting in settings for part in ("--set", setting)))
         head.wait(lambda: any((root / "records").glob("env-*.json")))  # which all share
     runs = {check: Run.open(next(root.glob(f"runs/quickstart-{check.__name__}/*"))) for check in RUNS}
@@ -122,6 +125,7 @@ def test_each_recipe_ends_well_after_a_kill(head: Head, tmp_path: Path) -> None:
                 ranks = ranks_of(directory)
                 assert ranks, f"{directory}: was done before"
                 os.kill(ranks[0], signal.SIGKILL)
+                release(python, Path(directory).parent.name, 5)
                 whole.remove(directory)
         return not whole
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.slurm.programs import (
     START_CONTROLLER,
+    TIMEOUT_SECONDS,
     failure,
     is_unreachable,
     message_of,
@@ -142,7 +143,7 @@ class SlurmSite:
             raise failure(" ".join(command[:3]), done.stderr, START_CONTROLLER)
         return done.stdout
 
-    def _run(self, command: Sequence[str], seconds: float = 20) -> subprocess.CompletedProcess[str]:
+    def _run(self, command: Sequence[str], seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
         # a shell inside a job has variables with which srun would start a step of that job
         outside = {
             name: value
