@@ -301,7 +301,7 @@ class Watch:
 
         def answered(rank: WatchedRank) -> bool:
             pid = rank.running()
-            return not pid or state(pid) in STOPPED or bool(rank.answer()[1])
+            return not pid or state(pid) in STOPPED or all(rank.answer())
 
         self._await(lambda: all(map(answered, self._ranks)), _ANSWER_SECONDS)
         states = []

@@ -53,8 +53,7 @@ def test_sigterm_saves_a_damaged_file_is_passed_over_and_the_next_attempt_goes_o
     neuron_jobs: Jobs, make_run: MakeRun
 ) -> None:
     run = make_run(tp=2, settings={"training.max_steps": 40, "training.save_every_steps": 2})
-    job = neuron_jobs.start_train(run)
-    job.wait_for(lambda: last_step(run) >= 3, 300)
+    job = neuron_jobs.start_held(run, after_step=3)
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.wait(300) != 0
     assert "SIGTERM: stopped after step" in job.text(), job.text()

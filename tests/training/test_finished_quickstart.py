@@ -254,7 +254,7 @@ def test_the_program_of_a_step_has_this_code_and_no_secret(quickstart: Run, tmp_
     variables = {**os.environ, PYTHON: str(program), "HF_TOKEN": "secret"}
     command = [sys.executable, "-P", "-m", "hyperpod_ft", "replay", str(quickstart.paths.directory), "--step", "1"]
     with subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        found = process.communicate(timeout=60)[0].split()
+        found = process.communicate(timeout=300)[0].split()
     assert process.returncode == 7 and found[:2] == ["/", str(process.pid)]
     assert Path(found[2]).is_relative_to(quickstart.paths.code_copies)
     assert {"PYTHONSAFEPATH", "PYTHONNOUSERSITE"} <= set(found) and "HF_TOKEN" not in found

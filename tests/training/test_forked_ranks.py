@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.job import words
-from hyperpod_ft.job.job_host import MASTER_PORTS
+from hyperpod_ft.localcluster.ports import reserve_ports
 from hyperpod_ft.processes import children, descendants, is_running
 from tests.training.conftest import ENVIRONMENT
 from tests.waiting import wait_for
@@ -142,7 +141,7 @@ def test_ranks_end_with_their_server_which_is_a_crash(tmp_path: Path) -> None:
         os.kill(server, signal.SIGKILL)
         words.leave(process)
         assert process.wait(300) == 255
-        assert not any(map(is_running, forks))
+        wait_for(lambda: not any(map(is_running, forks)), what="ranks outlive their server")
     assert failure(tmp_path / "killed")["status"] == 255
     # and the end that they are made for
     with torchrun(tmp_path / "done", "done", "torch") as process:
@@ -151,10 +150,9 @@ def test_ranks_end_with_their_server_which_is_a_crash(tmp_path: Path) -> None:
 
 
 def test_a_node_whose_ranks_are_done_begins_again_with_the_others(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = MASTER_PORTS[probe.getsockname()[1] % len(MASTER_PORTS)]
-    meeting = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    with contextlib.ExitStack() as nodes:
+    ports = reserve_ports(1)
+    meeting = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={ports.first}"]
+    with ports.lock, contextlib.ExitStack() as nodes:
         both = [
             nodes.enter_context(
                 torchrun(tmp_path / str(node), "rank 0 fails once", "torch", meeting=[*meeting, f"--node-rank={node}"])

@@ -35,6 +35,7 @@ from tests.training.conftest import Jobs, curve, descendants, metrics, tiny_llam
 from tests.training.test_trl import again_from
 from tests.unit import tiny_tokenizer
 from tests.unit.stage_runs import finish
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.training
 FUNCTION = "def long(prompt, completion, *, answer, **columns): return len(completion) / len(answer)\n"
@@ -256,7 +257,7 @@ def test_two_ranks_go_on_after_a_kill_and_stop_at_a_notice(tmp_path: Path, trl_j
     record = run.journal.record("train")
     assert record is not None and record.facts["resumed_from"] == [2, 6]
     assert (curve(run), [row["reward"] for row in metrics(run)]) == whole
-    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+    wait_for(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()])
 
 
 def test_an_answer_without_reward_is_named_and_all_of_a_step_end_the_run(

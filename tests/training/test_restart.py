@@ -67,23 +67,25 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, lost: Run, jobs: Job
 def lose_a_node(run: Run, jobs: Jobs) -> None:
     """Train with two nodes, of which one is lost after step 5; its job goes on with another, and in another order."""
 
-    def start_on(*nodes: str) -> list[Launched]:
-        ports = reserve_ports(1)
-        with ports.lock:
-            return [start(jobs, run, ports.first, number, node) for number, node in enumerate(nodes)]
+    ports = reserve_ports(1)
 
-    jobs.held_after = 5
-    started = start_on("node1", "node2")
-    started[0].wait_for(lambda: run.paths.metrics_path.exists() and len(metrics(run)) == 5)
-    (memory,) = memories(run)
-    assert memory.stat().st_mode & 0o777 == 0o700
-    wait_for(lambda: len(list(memory.glob("*/rank-*.0.json"))) == 8, what="each node has its states, and the other's")
-    for job in started:
-        job.kill()
-    shutil.rmtree(memory / "node2")
-    jobs.held_after = 0
-    for job in (started := start_on("node3", "node1")):
-        assert job.wait() == 0, job.text()
+    def start_on(*nodes: str) -> list[Launched]:
+        return [start(jobs, run, ports.first, number, node) for number, node in enumerate(nodes)]
+
+    with ports.lock:  # no other process gets the port before rank 0 binds it
+        jobs.held_after = 5
+        started = start_on("node1", "node2")
+        started[0].wait_for(lambda: run.paths.metrics_path.exists() and len(metrics(run)) == 5)
+        (memory,) = memories(run)
+        assert memory.stat().st_mode & 0o777 == 0o700
+        marks = "*/rank-*.0.json"
+        wait_for(lambda: len(list(memory.glob(marks))) == 8, what="each node has its states, and the other's")
+        for job in started:
+            job.kill()
+        shutil.rmtree(memory / "node2")
+        jobs.held_after = 0
+        for job in (started := start_on("node3", "node1")):
+            assert job.wait() == 0, job.text()
     assert "train: step 4 is in the nodes' memory\n" in started[0].text()
     assert not memories(run)
 

@@ -89,7 +89,7 @@ def test_only_a_rank_that_was_stopped_for_long_explains_a_hang(rank: "subprocess
         faults.draw_mild()  # nothing until the other is over
         return len(logged) == 2
 
-    wait_for(hung, 30, lambda: str(logged))
+    wait_for(hung, what=lambda: str(logged))
     assert [fault.kind for fault in logged] == ["slow rank", "hung: rank"]
-    wait_for(lambda: state(rank.pid) in STOPPED, 30, lambda: f"process {rank.pid} runs")
+    wait_for(lambda: state(rank.pid) in STOPPED, what=lambda: f"process {rank.pid} runs")
     assert faults.explain_hang() and not faults.explain_hang()

@@ -19,7 +19,7 @@ from hyperpod_ft.errors import UserError
 from tests.unit import nxd_adapters, nxd_files, nxd_models, tiny_checkpoints
 
 CASES = 50  # of each kind
-SECONDS = 30
+SECONDS = 120
 
 
 def consolidate(checkpoint: Path, target: Path) -> None:

@@ -69,6 +69,7 @@ def _pips_own_configuration(indexes: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", f"{indexes}/pypi")
     monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "300")  # the index is a thread of this process
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
 

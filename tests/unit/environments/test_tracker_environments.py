@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft import publish
 from hyperpod_ft.environments import trackers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import requirements
@@ -88,13 +89,8 @@ def test_training_waits_only_so_long_for_trackers(make_run: MakeRun) -> None:
     finish(run, "env")
     lock = run.paths.tracker_environment("wandb").with_name(f".{run.paths.tracker_environment('wandb').name}.lock")
     lock.parent.mkdir(parents=True)
-    holder = subprocess.Popen(["flock", lock, "sleep", "60"])
-    try:
+    with publish.lock(lock):
         command = [sys.executable, "-c", SLOW, str(run.paths.directory)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    finally:
-        subprocess.run(["pkill", "-KILL", "-P", str(holder.pid)], check=False)
-        holder.kill()
-        holder.wait()
     assert done.returncode == 0, done.stderr
     assert "trackers are not installed within 0.5 s; the run continues without" in done.stdout

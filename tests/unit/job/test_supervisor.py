@@ -160,19 +160,24 @@ def test_a_cancelled_job_is_not_tried_again(run: Run, end: int, seconds: tuple[i
     assert attempts.history(run.paths, "train") == []
 
 
+# The supervisor, with a pause that lasts until it has received something.
+WITH_A_LONG_PAUSE = """
+import sys
+from hyperpod_ft.job import recovery, supervisor
+recovery.pause_seconds = lambda *_: 600
+sys.exit(supervisor.main())
+"""
+
+
 def test_the_notice_during_a_pause_has_the_job_requeued(run: Run, tmp_path: Path) -> None:
     marker = run.paths.exit_marker("train", "7")
     marker.parent.mkdir()
     marker.write_text("1\n")
     slurm = scontrol(tmp_path, f'echo "$@" >part && mv part {shlex.quote(str(tmp_path / "asked"))}')
-    # the second crash has a pause of 2 s
-    rank = '{"node": "a", "rank": 0, "status": 1, "time": %s}'
-    crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/failure-0-a.json; exit 1"
-    command = f"mkdir -p checkpoints/step-00000004; [[ -e once ]] && {{ touch started; {crash}; }}; touch once; {crash}"
-    process = start(run, command, **slurm)
-    (run.paths.directory / "metrics.jsonl").write_text('{"step": 4}')
-    wait_for((run.paths.directory / "once").exists)
-    time.sleep(1.5)
+    rank = '{"node": "a", "rank": 0, "status": 1, "time": 1}'
+    crash = f"echo {shlex.quote(rank)} >$HYPERPOD_FT_ATTEMPT/failure-0-a.json; exit 1"
+    process = start(run, f"mkdir -p checkpoints/step-00000004; {crash}", program=WITH_A_LONG_PAUSE, **slurm)
+    process.wait_for("restart 1 of 3 in 600 s")
     process.send_signal(signal.SIGUSR1)
     wait_for((tmp_path / "asked").exists)
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
@@ -192,7 +197,8 @@ def test_ranks_that_hang_do_not_keep_the_job_from_being_requeued(make_run: MakeR
     process.send_signal(signal.SIGUSR1)
     wait_for((tmp_path / "asked").exists)
     # not the stand-in for scontrol, which may still run: the job was requeued
-    subprocess.run(["pkill", "-KILL", "-P", str(process.pid), "sleep"], check=True)
+    kill = ["pkill", "-KILL", "-P", str(process.pid), "sleep"]
+    wait_for(lambda: subprocess.run(kill, check=False).returncode == 0, what="it does not sleep yet")
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
 

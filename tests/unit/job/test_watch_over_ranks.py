@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
@@ -28,19 +27,24 @@ from hyperpod_ft.runs.results import slowest_rank
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-# A rank that makes five steps, and then does what it is told.
+# A rank that makes five steps, and then does what it is told, once all have: a busy machine starts some of them late.
 RANK = """
 import os, signal, sys, time
+from pathlib import Path
 from hyperpod_ft import heartbeat
 heartbeat.begin()
 for step in range(1, 6):
     heartbeat.beat("step", step)
-    time.sleep(0.05)
+does, rank, ranks, directory = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+with heartbeat.during("waiting"):
+    (directory / f"begun-{rank}").touch()
+    while len(list(directory.glob("begun-*"))) < ranks:
+        time.sleep(0.01)
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 def read():
-    os.mkfifo(sys.argv[2])
-    open(sys.argv[2])
+    os.mkfifo(directory / "fifo")
+    open(directory / "fifo")
 def gather():
     time.sleep(300)
 def work(seconds=0.001):
@@ -56,8 +60,9 @@ def toil():
 def go_on():
     while True:
         heartbeat.beat("step", 6)
+        (directory / "went-on").touch()
         time.sleep(0.01)
-globals()[sys.argv[1]]()
+globals()[does]()
 """
 COST = """
 import time
@@ -109,7 +114,7 @@ class Nodes:
             self.ends.enter_context(watches[-1])
             environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
             for rank in (first, first + 1):
-                arguments = [sys.executable, self.program, does[rank], str(self.directory / "fifo")]
+                arguments = [sys.executable, self.program, does[rank], str(rank), str(len(does)), self.directory]
                 self.ranks.append(subprocess.Popen(arguments, env=environment | {"LOCAL_RANK": str(rank - first)}))
         return watches
 
@@ -121,7 +126,8 @@ class Nodes:
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     monkeypatch.setenv(watch.LIMIT, "1.5")
-    monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "_GENEROUS", 200)  # before its steps, a rank may be as late as a busy machine makes it
+    monkeypatch.setattr(watch, "_ANSWER_SECONDS", 60.0)
     monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path / "attempt"))
     with ExitStack() as ends:
         nodes = Nodes(tmp_path, ends)
@@ -133,13 +139,14 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
 def test_a_stopped_rank_of_another_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write = threading.Event()
-    slow = SimpleNamespace(write_text=lambda *file: may_write.wait(60) and publish.write_text(*file))
+    slow = SimpleNamespace(write_text=lambda *file: may_write.wait(300) and publish.write_text(*file))
     monkeypatch.setattr(watch, "publish", slow)
+    monkeypatch.setattr(watch, "_STACKS_SECONDS", 300.0)
     watches = nodes.start(2, "gather", "gather", "gather", "stop")
     (failure,) = nodes.failures()
     assert (failure.rank, failure.node, failure.status) == (3, "node2", 137)
     assert failure.hang == "in step 6: its process is stopped"
-    assert [rank.wait(60) for rank in nodes.ranks] == [-signal.SIGKILL] * 4
+    assert [rank.wait(300) for rank in nodes.ranks] == [-signal.SIGKILL] * 4
     assert [each.found_hang for each in watches] == [True, False]
     assert not hangs(nodes.directory).exists(), "the volume is slow"
     may_write.set()
@@ -157,8 +164,9 @@ def test_a_read_that_does_not_end(nodes: Nodes) -> None:
     assert failure.rank == 1 and failure.hang.startswith("in step 6: others wait for it, at read (ranks.py:")
 
 
-def test_a_node_that_does_not_answer(nodes: Nodes) -> None:
+def test_a_node_that_does_not_answer(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its torchrun, too, is stopped."""
+    monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
     nodes.start(2, "gather", "gather")
     (failure,) = nodes.failures()
     assert (failure.rank, failure.node, failure.hang) == (2, "node 2 of 2", "in step 6: its node does not answer")
@@ -193,17 +201,35 @@ def test_a_pid_that_another_process_has_by_now(monkeypatch: pytest.MonkeyPatch) 
     assert other.wait() == -signal.SIGKILL
 
 
-def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes) -> None:
-    nodes.start(2, "gather", "gather", "gather", "go_on")
-    time.sleep(3)
+def look_after(goes_on: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have watches look only after `goes_on`: a busy machine may keep a process from that for longer than a limit."""
+    look = Watch._look
+
+    def look_late(watch: Watch, elapsed: float) -> None:
+        goes_on()
+        look(watch, elapsed)
+
+    monkeypatch.setattr(Watch, "_look", look_late)
+
+
+def test_a_job_does_not_hang_while_a_rank_goes_on(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    went_on, enough = nodes.directory / "went-on", threading.Event()
+
+    def goes_on() -> None:
+        before = went_on.exists() and went_on.stat().st_mtime_ns
+        wait_for(lambda: enough.is_set() or (went_on.exists() and went_on.stat().st_mtime_ns != before))
+
+    look_after(goes_on, monkeypatch)
+    watches = nodes.start(2, "gather", "gather", "gather", "go_on")
+    wait_for(lambda: all(each._looks > 20 for each in watches), what="twice the limit")
+    enough.set()
     assert "hang" not in nodes.store.values
 
 
 def test_a_rank_of_another_node_that_works_longer(nodes: Nodes) -> None:
     nodes.start(2, "work", "work", "work", "toil")
     path = slowest_ranks(nodes.directory)
-    wait_for(lambda: slowest_rank.read(path))
-    (row,) = slowest_rank.read(path)
+    (row,) = wait_for(lambda: slowest_rank.read(path))
     assert (row.rank, row.node, row.several_nodes, row.is_slow) == (3, "node2", True, True)
     assert row.seconds > 0.013 and row.others > 0.001, "what they sleep is no work"
     assert "hang" not in nodes.store.values
@@ -225,7 +251,13 @@ def test_imports_that_take_long_before_there_are_ranks(nodes: Nodes, monkeypatch
     monkeypatch.setattr(watch, "signal_all", lambda *_: None)  # all below this process
     imported = nodes.directory / "imported"
     program = f"import time\nwhile time.process_time() < 2: pass\nopen({str(imported)!r}, 'w')\ntime.sleep(300)"
-    nodes.ranks.append(subprocess.Popen([sys.executable, "-c", program]))
+    nodes.ranks.append(importing := subprocess.Popen([sys.executable, "-c", program]))
+
+    def computes() -> None:
+        before = Consumption.of([importing.pid]).cpu
+        wait_for(lambda: imported.exists() or Consumption.of([importing.pid]).cpu > before + 0.03)
+
+    look_after(computes, monkeypatch)
     nodes.ends.enter_context(Watch(lambda: nodes.store, NodePlace("node1", 0, 1, 0), 2, nodes.directory))
     (failure,) = nodes.failures()
     assert imported.exists() and failure.hang == "before its first step: its program has not begun"

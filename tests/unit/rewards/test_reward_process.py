@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,26 @@ def scored(prompt, completion, *, answer, **columns):
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[RewardProcess]:
     (tmp_path / "rewards.py").write_text(FUNCTION)
-    with closing(RewardProcess(Reward(function="rewards.py:scored", timeout=1.0), tmp_path / "rewards.py")) as started:
+    reward = Reward(function="rewards.py:scored", timeout=300.0)
+    with closing(RewardProcess(reward, tmp_path / "rewards.py")) as started:
         yield started
 
 
+@contextmanager
+def taking_too_long(process: RewardProcess) -> Iterator[None]:
+    """A call that does; others may take as long as a busy machine makes them."""
+    patient = process.reward
+    process.reward = patient.model_copy(update={"timeout": 1.0})
+    with pytest.raises(NoRewardError, match=r"^takes longer than 1 s"):
+        yield
+    process.reward = patient
+
+
 def test_what_fails_gets_no_reward_and_the_next_answer_does(process: RewardProcess) -> None:
+    with taking_too_long(process):
+        process("p", "hang", {"answer": "42"})
+    assert process("p", "42", {"answer": "42", "other": [1]}) == 1.0
     expected = {
-        "hang": "takes longer than 1 s",
         "exit": "ends its process with status 3",
         "raise": "raises ZeroDivisionError: division by zero",
         "text": "returns a str, not a number",
@@ -62,7 +75,7 @@ def test_what_fails_gets_no_reward_and_the_next_answer_does(process: RewardProce
 
 def test_a_process_ends_with_what_it_started(process: RewardProcess, tmp_path: Path) -> None:
     """What it started holds the pipes too."""
-    with pytest.raises(NoRewardError, match="takes longer"):
+    with taking_too_long(process):
         process("p", "fork", {"answer": str(tmp_path / "survived")})
     assert not (tmp_path / "survived").exists()
     assert process("p", "42", {"answer": "42"}) == 1.0
@@ -87,10 +100,10 @@ def test_columns_may_have_the_names_of_parameters(process: RewardProcess, tmp_pa
 
 
 def test_a_pattern_that_never_ends_is_stopped() -> None:
-    reward = Reward(function="regex", pattern="(a+)+b", timeout=1.0)
+    reward = Reward(function="regex", pattern="(a+)+b", timeout=300.0)
     with closing(RewardProcess(reward, None)) as process:
         assert process("p", "aab", {}) == 1.0
-        with pytest.raises(NoRewardError, match="takes longer"):
+        with taking_too_long(process):
             process("p", "a" * 64, {})
 
 

@@ -269,7 +269,7 @@ def test_a_page_that_takes_its_time_holds_up_no_other(tmp_path: Path) -> None:
             first = pool.submit(pages._page, ("slow",), slow)
             assert asked.wait(300)
             second = pool.submit(pages._page, ("slow",), slow)
-            assert pool.submit(pages._page, ("other",), lambda: "other").result(timeout=5) == b"other"
+            assert pool.submit(pages._page, ("other",), lambda: "other").result(timeout=200) == b"other"
         finally:
             answered.set()
         assert first.result() == second.result() == b"slow" and made == ["slow"]

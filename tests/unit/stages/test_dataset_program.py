@@ -3,6 +3,8 @@
 import functools
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,8 +52,35 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def _are(directory: Path, count: int) -> bool:
+    return len(list(directory.iterdir())) == count
+
+
 def _all_ended(pids: list[int]) -> bool:
     return not any(_alive(pid) for pid in pids)
+
+
+# The stage, which goes no further once it tokenizes, or once it has written rows: it may run ahead of who looks.
+HELD = """
+import os, sys, time
+from pathlib import Path
+from hyperpod_ft.data import prepared, workers
+from hyperpod_ft.stages import dataset, stage
+moment, marks, run = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+def hold(*_):
+    (marks / str(os.getpid())).touch()
+    time.sleep(3600)
+write = prepared.write_split
+def some(blocks):
+    for block in blocks:
+        yield block
+        hold()
+if moment == "tokenizing":
+    workers.tokenize_chunk = hold
+else:
+    prepared.write_split = lambda directory, name, blocks, rows: write(directory, name, some(blocks), rows)
+stage.main("dataset", dataset.work, [run])
+"""
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
@@ -62,21 +91,18 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
 
     run = prepared_run(tmp_path / "killed", rows, workers=2, validation_share=0.1)
     partial = run.paths.dataset_path.with_name(f".{run.paths.dataset_path.name}.partial")
-    moments = {
-        "tokenizing": lambda process: len(_children(process.pid)) == 2,
-        "writing": lambda process: (partial / "train" / "input_ids.npy").exists(),
-    }
-    for moment, reached in moments.items():
-        process = start("dataset", run)
-        wait_for(functools.partial(reached, process), what=moment, every=0.0005, process=process)
-        process.send_signal(signal.SIGSTOP)  # it would go on while its workers are looked for
-        workers = _children(process.pid)
+    for moment, workers in (("tokenizing", 2), ("writing", 0)):
+        marks = tmp_path / moment
+        marks.mkdir()
+        process = subprocess.Popen([sys.executable, "-c", HELD, moment, marks, run.paths.directory])
+        wait_for(functools.partial(_are, marks, workers or 1), what=moment, process=process)
+        below = _children(process.pid)
+        assert len(below) == workers and (partial / "train" / "input_ids.npy").exists() == (moment == "writing")
         process.kill()
-        process.communicate(timeout=300)
-        assert process.returncode == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
         assert not run.paths.dataset_path.exists()
         assert run.journal.record("dataset") is None
-        wait_for(functools.partial(_all_ended, workers), 300, "workers outlive the stage")
+        wait_for(functools.partial(_all_ended, below), 300, "workers outlive the stage")
 
     status, output = finished("dataset", run)
     assert status == 0, output

@@ -67,7 +67,7 @@ def test_a_rank_ends_with_its_torchrun(make_run: MakeRun) -> None:
     run = make_run()
     run.freeze()
     with socket.create_server(("127.0.0.1", 0)) as store:
-        store.settimeout(120)
+        store.settimeout(300)
         environment = {
             "RANK": "1",
             "WORLD_SIZE": str(run.plan.degrees.world_size),
@@ -81,6 +81,6 @@ def test_a_rank_ends_with_its_torchrun(make_run: MakeRun) -> None:
             connection, _ = store.accept()  # the rank is at work, and waits for the answer
             torchrun.send_signal(signal.SIGKILL)
         with connection:
-            connection.settimeout(30)
+            connection.settimeout(300)
             while connection.recv(1 << 16):  # the kernel closes it when the rank is gone
                 pass

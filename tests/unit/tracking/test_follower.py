@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def published(run: Run) -> list[int]:
     return [row["step"] for request in requests(run) for row in request.get("rows", [])]  # type: ignore[attr-defined]
 
 
-def catch_up(run: Run, seconds: float = 30) -> dict[str, TrackerState]:
+def catch_up(run: Run, seconds: float = 300) -> dict[str, TrackerState]:
     shutdown = Shutdown()
     shutdown.begin(seconds)
     return follow(run, shutdown)
@@ -125,7 +126,7 @@ def test_a_tracker_that_fails_catches_up_with_a_later_row(stand_in: Run, capfd: 
     broken.unlink()
     wait_for(lambda: TrackerState.read(stand_in, "mlflow").step == 2)
     log(stand_in, [3])
-    shutdown.begin(30)
+    shutdown.begin(300)
     thread.join(300)
     assert published(stand_in) == [1, 2, 3]
     assert TrackerState.read(stand_in, "mlflow").problem == ""
@@ -138,7 +139,7 @@ def test_a_tracker_that_hangs_is_left_in_time_and_catches_up_later(stand_in: Run
     log(stand_in, [1])
     begun = time.monotonic()
     state = catch_up(stand_in, seconds=0.5)["mlflow"]
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 300, "it would answer after 600 s"
     assert (state.step, state.problem) == (0, "the tracker did not answer in time")
     (stand_in.paths.tracking / "hangs").unlink()
     assert catch_up(stand_in)["mlflow"].step == 1
@@ -152,9 +153,14 @@ def test_a_tracker_that_hangs_does_not_hold_up_another(tracked: MakeRun, stand_i
     Path(str(python)).write_text(STAND_IN.replace("-e hangs", "$3 == trackio && -e hangs"))
     (run.paths.tracking / "hangs").touch()
     log(run, [1])
-    states = catch_up(run, seconds=1)
-    assert states["mlflow"].step == 1
-    assert states["trackio"].problem == "the tracker did not answer in time"
+    shutdown = Shutdown()
+    with ThreadPoolExecutor() as pool:
+        followed = pool.submit(follow, run, shutdown)
+        try:
+            wait_for(lambda: TrackerState.read(run, "mlflow").step == 1)
+        finally:
+            shutdown.begin(0.5)
+        assert followed.result(300)["trackio"].problem == "the tracker did not answer in time"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ def test_two_followers_take_turns(stand_in: Run) -> None:
     wait_for(lambda: published(stand_in) == [1])
     log(stand_in, [2])
     assert "locked by another process" in catch_up(stand_in)["mlflow"].problem
-    shutdown.begin(30)
+    shutdown.begin(300)
     thread.join(300)
     assert published(stand_in) == [1, 2]
 
@@ -197,7 +203,7 @@ def test_a_held_lock_is_reported_once(
         thread = threading.Thread(target=Follower(stand_in, "mlflow", shutdown).follow)
         thread.start()
         wait_for(lambda: len(reads) > 5)
-        shutdown.begin(30)
+        shutdown.begin(300)
         thread.join(300)
     assert capsys.readouterr().out.count("locked by another process") == 1
 
@@ -282,6 +288,6 @@ def test_an_error_of_the_run_does_not_end_the_tracker(stand_in: Run, monkeypatch
         log(stand_in, [1])
         wait_for(lambda: published(stand_in) == [1])
     finally:
-        shutdown.begin(30)
+        shutdown.begin(300)
         thread.join(300)
     assert not thread.is_alive()

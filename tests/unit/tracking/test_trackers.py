@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft.localcluster.ports import reserve_ports
 from hyperpod_ft.tracking.content import description, points
 from hyperpod_ft.tracking.publisher_process import Publisher
 from hyperpod_ft.tracking.trackers.interface import TrackerRun
@@ -114,8 +115,8 @@ def test_mlflow_server(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, t
     from hyperpod_ft.tracking.trackers import mlflow_runs
 
     program = os.environ.get("HYPERPOD_FT_MLFLOW") or pytest.skip("needs HYPERPOD_FT_MLFLOW, the program")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    reserved = reserve_ports(1)
+    port = reserved.first
     command = [program, "server", "--port", str(port), "--backend-store-uri", "sqlite:///server.db", "--workers", "1"]
     server = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
     try:
@@ -130,6 +131,7 @@ def test_mlflow_server(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, t
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+        reserved.lock.close()
 
 
 def test_mlflow_completes_a_row_that_was_cut_off(given: dict[str, Any]) -> None:

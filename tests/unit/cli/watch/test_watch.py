@@ -26,7 +26,7 @@ from hyperpod_ft.runs.run import Run
 from tests.conftest import run_file_values
 from tests.waiting import wait_for
 
-SECONDS = 60
+SECONDS = 300
 CANCEL_HINT = "No longer watching. Stop the run: hyperpod-ft cancel"
 # a shell gives the command the terminal, takes it back, and continues it at the next line of input
 SHELL = 'set -m; "$@"; echo "status $?"; read; fg; echo "status $?"'
@@ -116,6 +116,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     prepare(run, Launchers())
     run.paths.script("env").write_text("echo 'first line'; echo 'env: second line'; exec sleep 3600\n")
     ProcessLauncher().submit(run, run.plan.stages, {})
+    log = run.paths.log("env", "p1")
+    wait_for(lambda: log.exists() and "second line" in log.read_text())
+    wait_for(lambda: "RUNNING" in [state.state for state in Launchers().active(run).values()])
     yield run
     cancel(run, Launchers())
 

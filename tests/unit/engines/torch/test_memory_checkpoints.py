@@ -89,7 +89,7 @@ def run(
         for rank in ranks:
             rank.start()
     for rank in ranks:
-        rank.join(60)
+        rank.join(300)
         rank.kill()
     assert [rank.exitcode for rank in ranks] == [status] * len(ranks)
 

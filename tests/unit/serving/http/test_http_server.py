@@ -156,7 +156,7 @@ def test_a_client_that_goes_away_ends_its_answer(start: Callable[..., Server], s
 def test_a_client_that_reads_nothing_ends_its_answer(
     start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers.Handler, "timeout", 0.2)
+    monkeypatch.setattr(servers.Handler, "timeout", 2.0)  # for the question too
     server = start(endless)
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         content = QUESTION[:-1] + ', "stream": true}'
