@@ -63,10 +63,10 @@ class ForkingSignals(supervisor.Signals):
         (
             "deadlock",
             LAYOUT,
-            "4",
+            "10",
             "in step 5: it has not begun a collective, gloo:all_reduce, in which others wait, at ",
         ),
-        ("read", TWO_RANKS, "4", "in step 4: others wait for it, at load (_npyio_impl.py"),
+        ("read", TWO_RANKS, "10", "in step 4: others wait for it, at load (_npyio_impl.py"),
     ],
 )
 def test_a_rank_that_hangs_is_named_and_all_are_started_again(

@@ -34,7 +34,7 @@ held = bytearray(100_000_000)
 held[::4096] = b"1" * len(held[::4096])
 mine.touch()
 wait_for(others.exists)
-time.sleep(0.5)
+time.sleep(3)
 """
 WORK = f"""
 import subprocess, sys, time
