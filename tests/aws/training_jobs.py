@@ -85,6 +85,7 @@ class TrainingJob:
         self.downloads = self.disk / "channels"
         self._starts = 0
         self._step = 0  # the highest that its log shows
+        self._streams = set[str]()  # of the log that exist
         self._retries = request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
         region.training_jobs[self.name] = self
         self._become("Starting")
@@ -306,9 +307,10 @@ class TrainingJob:
 
     def _log_lines(self, stream: str, lines: list[str]) -> None:
         logs, now = self.region.client("logs"), int(time.time() * 1000)
-        with suppress(logs.exceptions.ResourceAlreadyExistsException):
-            logs.create_log_group(logGroupName=LOG_GROUP)
-        with suppress(logs.exceptions.ResourceAlreadyExistsException):
+        if stream not in self._streams:  # each look is a request less, or two
+            with suppress(logs.exceptions.ResourceAlreadyExistsException):
+                logs.create_log_group(logGroupName=LOG_GROUP)
             logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
+            self._streams.add(stream)
         events = [{"timestamp": now, "message": line} for line in lines]
         logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)

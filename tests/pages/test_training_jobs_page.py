@@ -45,7 +45,9 @@ run_file.write_text(yaml.safe_dump(values))
 def variables(aws: "Aws", tmp_path: Path) -> dict[str, str]:
     """Of the reader's shell."""
     programs, printed = tmp_path / "bin", tmp_path / "printed"
-    write_program(programs / "hyperpod-ft", f'set -o pipefail\n{BIN}/hyperpod-ft "$@" | tee -a {printed}')
+    # a look at a run is dozens of requests, at a stack only two
+    often = "[[ $1 != sagemaker ]] || export HYPERPOD_FT_POLL_SECONDS=0.1"
+    write_program(programs / "hyperpod-ft", f'set -o pipefail\n{often}\n{BIN}/hyperpod-ft "$@" | tee -a {printed}')
     write_program(programs / "editor", f"exec {sys.executable} -c '{EDITOR}' \"$1\" {printed}")
     return environment(tmp_path, aws.environment, HYPERPOD_FT_POLL_SECONDS="5", EDITOR="editor")
 
