@@ -12,8 +12,6 @@ from typing import Any
 
 from djl_python import Output
 
-from hyperpod_ft.serving.answers.answering import Answering
-from hyperpod_ft.serving.answers.decoding import device_named
 from hyperpod_ft.serving.http.server import Server
 
 _HOST = "127.0.0.1"
@@ -38,6 +36,10 @@ def handle(inputs: Any) -> Any:
 
 @cache
 def _server(model: Path) -> Server:
+    # torch; DJL waits only two minutes for this module, but `startup_minutes` for the model
+    from hyperpod_ft.serving.answers.answering import Answering  # noqa: PLC0415
+    from hyperpod_ft.serving.answers.decoding import device_named  # noqa: PLC0415
+
     server = Server(_HOST, 0, "hyperpod-ft")
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     server.answers = Answering.load({"tuned": model}, {}, model, device_named("auto"))

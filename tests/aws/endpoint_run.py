@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from tokenizers import models
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from hyperpod_ft.checkpoint.formats import pretrained
@@ -64,6 +65,11 @@ def make_run(base: Path) -> Run:
 def make_t5_run(base: Path) -> Run:
     """Both models are random."""
     source, data = tiny_t5.save(base / "t5", list(_PROMPTS)), base / "pairs.jsonl"
+    # what is trained on so little text differs each time; characters do not
+    tokenizer = tiny_t5.tokenizer(list(_PROMPTS))
+    tokens = [tiny_t5.PAD, tiny_t5.EOS, tiny_t5.UNK, *sorted({*"".join(_PROMPTS).replace(" ", "▁")} - {"\n"})]
+    tokenizer.model = models.Unigram([(token, -1.0) for token in tokens], unk_id=2)
+    tokenizer.save(str(source / "tokenizer.json"))
     data.write_text("".join(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in _PROMPTS))
     pairs = {"source": str(data), "format": "prompt-completion", "max_length": 64, "max_target_length": 32}
     run = frozen(
@@ -83,7 +89,7 @@ def make_t5_run(base: Path) -> Run:
     torch.manual_seed(1)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(source)
     with torch.no_grad():
-        model.lm_head.weight.normal_(std=0.1)
+        model.lm_head.weight[3 : len(tokens)].normal_()  # it writes characters only
     model.save_pretrained(run.paths.tuned_model)
     shutil.copy(source / "config.json", run.paths.tuned_model)
     _samples(run).write(run.paths.samples_path)
