@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from io import RawIOBase
 from pathlib import Path
 
-import xxhash
-
 _BLOCK_BYTES = 1 << 18  # fits the cache of a core
 
 
@@ -28,6 +26,8 @@ def file_xxh3(path: Path) -> str:
 
 def stream_xxh3(stream: RawIOBase) -> str:
     """The digest of `file_xxh3`, from the stream's position on."""
+    import xxhash  # noqa: PLC0415 - an endpoint's image may lack it
+
     digest = xxhash.xxh3_128()
     while block := stream.read(_BLOCK_BYTES):
         digest.update(block)

@@ -221,6 +221,7 @@ FOLLOWING = (
     _line("stage `generate`", stage="generate"),
     _line("section `eval`", {"eval": TASKS}),
     _line("section `deploy`", {"deploy": _ENDPOINT}),
+    _line("`deploy.container: kit`", {"deploy": _ENDPOINT | {"container": "kit"}}),
     _line("`deploy.model: adapter`", {"deploy": _ENDPOINT | {"model": "adapter"}}),
     _line("`push --adapter`", pushes_adapter=True),
 )

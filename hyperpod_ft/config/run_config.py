@@ -311,11 +311,8 @@ def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:
 
 def _check_endpoint(config: RunConfig, section: Deploy) -> None:
     """What no endpoint will serve is refused before the training."""
-    if config.dataset.max_target_length is not None:
-        raise ValueError(
-            "deploy: vLLM does not serve encoder-decoders; remove the section, and serve the tuned model with"
-            " `hyperpod-ft serve`"
-        )
+    if config.dataset.max_target_length is not None and section.container_kind != "kit":
+        raise ValueError("deploy.container: vLLM does not serve encoder-decoders; set it to kit")
     if config.dataset.images:
         raise ValueError("deploy: endpoints have not been tried with dataset.images; remove the section")
     if section.model == "merged":

@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,18 @@ def snapshot(copies: Path) -> Path:
                     (directory / target).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, directory / target)
     return final
+
+
+def digest() -> str:
+    """Identifies the kit's code as it is now, in hexadecimal digits."""
+    return _sources()[1]
+
+
+def archive(file: Path) -> None:
+    """Write a zip from which Python imports the kit's code as it is now."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as made:
+        for target, source in _sources()[0].items():
+            made.write(source, target)
 
 
 def code_for(python: Path, copies: Path) -> dict[str, str]:

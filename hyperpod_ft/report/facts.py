@@ -25,6 +25,10 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
             (f"{kind.capitalize()}, {split}", f"{count.tuned} of {count.rows}", f"base {count.base}")
             for kind, split, count in (report.samples.counts if report.samples else ())
         ),
+        *(
+            (f"ROUGE-L, {split}", number(both.tuned.rouge_l), f"base {number(both.base.rouge_l)}")
+            for split, both in (report.samples.rouge.items() if report.samples else ())
+        ),
         (
             "Training speed",
             f"{tokens:,.0f}" if tokens is not None else "",

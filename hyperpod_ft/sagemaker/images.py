@@ -110,10 +110,12 @@ class Image:
     ami: str
 
 
+_LMI = Image("djl-inference", "0.38.0-lmi29.0.0-cu130", "al2023-ami-sagemaker-inference-gpu-4-1")
 IMAGES: dict[Container, Image] = {
     # SageMaker's default AMI has no driver for CUDA 13
     "vllm": Image("vllm", "server-sagemaker-cuda-v2.6", "al2023-ami-sagemaker-inference-gpu-4-1"),
-    "lmi": Image("djl-inference", "0.38.0-lmi29.0.0-cu130", "al2023-ami-sagemaker-inference-gpu-4-1"),
+    "lmi": _LMI,
+    "kit": _LMI,
     "neuron": Image(
         "huggingface-vllm-inference-neuronx",
         "0.11.0-optimum0.4.5-neuronx-py310-sdk2.26.1-ubuntu22.04",

@@ -34,6 +34,7 @@ from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.data.text import run_prompts
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.evaluation import rouge
 from hyperpod_ft.evaluation.answers import as_text, found_in
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import (
@@ -46,7 +47,17 @@ from hyperpod_ft.evaluation.loss import (
     source_losses,
 )
 from hyperpod_ft.job.tracking import publishing_metrics
-from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples, ShownImage
+from hyperpod_ft.runs.results.samples import (
+    SPLITS,
+    Loss,
+    Losses,
+    RecordedAnswers,
+    RougeScores,
+    SampledRow,
+    Samples,
+    ShownImage,
+    Split,
+)
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -209,10 +220,24 @@ def _samples(config: RunConfig, questions: Sequence[_Question], base: _ModelAnsw
             sampled.append(SampledRow.of(question.origin, recorded, question.expected, find))
         changed += one.ids != other.ids
     of_sources = {name: Losses(loss, tuned.source_losses[name]) for name, loss in base.source_losses.items()}
-    samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned), of_sources)
+    wanted = config.generate.rouge
+    if wanted is None:
+        wanted = config.dataset.max_target_length is not None
+    scores = _rouge(sampled) if wanted else {}
+    samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned), of_sources, scores)
     if find and sampled and not any(count.rows for count in samples.pattern_match.values()):
         print(f"generate: answer_pattern {pattern!r} matches none of the {len(sampled)} expected answers", flush=True)
     return samples
+
+
+def _rouge(samples: Sequence[SampledRow]) -> dict[Split, RougeScores]:
+    found = {}
+    for split in SPLITS:
+        rows = [row for row in samples if row.split == split]
+        if rows:
+            base = rouge.mean([(row.base, row.expected) for row in rows])
+            found[split] = RougeScores(len(rows), base, rouge.mean([(row.tuned, row.expected) for row in rows]))
+    return found
 
 
 def _shown_images(questions: Sequence[_Question]) -> list[tuple[ShownImage, ...]]:

@@ -3,7 +3,8 @@
 SageMaker puts the model's objects below /opt/ml/model, runs the image with its variables, and asks GET /ping on one
 port until it answers 200. AWS's vLLM image turns `SM_VLLM_X` into vLLM's `--x`, Hugging Face's `SM_ON_X` into an
 argument of `optimum-cli neuron serve`, LMI `OPTION_X` into option.x. Arguments that those servers do not have, or that
-do not fit the files, end the container as they would end the real one; the others the kit's server does not need.
+do not fit the files, end the container as they would end the real one; the others the kit's server does not need. LMI
+with a handler of one's own calls it, from the code among the files.
 """
 
 import http.client
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MODEL_DIRECTORY = "/opt/ml/model"
 RECORDED_SERVER = Path(__file__).with_name("recorded_server.py")
+DJL_SERVING = Path(__file__).parents[1] / "stand_ins/djl_serving"
 _PING_SECONDS = 0.5
 # A container ends with the stand-in: the pipe closes, for whatever reason that one ended.
 _UNTIL_STDIN_ENDS = """
@@ -45,6 +47,7 @@ _LMI = {
     *("dtype", "tensor_parallel_degree", "max_model_len", "max_rolling_batch_size", "gpu_memory_utilization"),
     *("model_loading_timeout", "enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"),
 }
+_HANDLER = {"engine", "entrypoint", "rolling_batch", "tensor_parallel_degree", "model_loading_timeout"}
 
 
 class Container:
@@ -76,7 +79,13 @@ class Container:
     def _server(self, definition: dict[str, Any], answers: dict[str, str] | None) -> list[str]:
         if answers is not None:
             return [sys.executable, str(RECORDED_SERVER), str(self._address), json.dumps(answers)]
-        model, lora = self._directory / "model", definition["Environment"].get("SM_VLLM_LORA_MODULES", "")
+        model, variables = self._directory / "model", definition["Environment"]
+        if "OPTION_ENTRYPOINT" in variables:
+            code = variables["PYTHONPATH"].replace(MODEL_DIRECTORY, str(model))
+            given = variables | {"PYTHONPATH": f"{code}:{DJL_SERVING}"}
+            program = [sys.executable, str(DJL_SERVING / "djl_front.py"), str(self._address), str(model)]
+            return ["env", *(f"{key}={value}" for key, value in given.items()), *program]
+        lora = variables.get("SM_VLLM_LORA_MODULES", "")
         named = [f"--model=tuned={model}"]
         if lora:
             name, _, where = lora.partition("=")
@@ -160,6 +169,9 @@ def _download(region: "Region", source: dict[str, Any], target: Path) -> None:
 
 def _check(image: str, variables: dict[str, str], model: Path) -> None:
     repository = image.rpartition("/")[2].partition(":")[0]
+    if "OPTION_ENTRYPOINT" in variables:
+        _check_handler(repository, variables, model)
+        return
     prefix, known, path = {
         "vllm": ("SM_VLLM_", {name.replace("-", "_") for name in _VLLM}, "SM_VLLM_MODEL"),
         "djl-inference": ("OPTION_", _LMI, "HF_MODEL_ID"),
@@ -184,3 +196,15 @@ def _check(image: str, variables: dict[str, str], model: Path) -> None:
         most, rank = int(given["max_lora_rank"]), json.loads(config.read_text())["r"]
         if most not in _VLLM_LORA_RANKS or rank > most:
             raise _RefusedError(f"LoRA rank {rank} is greater than max_lora_rank {most}, or that is not allowed")
+
+
+def _check_handler(repository: str, variables: dict[str, str], model: Path) -> None:
+    given = {key.removeprefix("OPTION_").lower() for key in variables if key.startswith("OPTION_")}
+    if repository != "djl-inference" or given - _HANDLER:
+        raise _RefusedError(f"{repository}: unknown options {sorted(given - _HANDLER)}")
+    if variables.get("OPTION_ENGINE") != "Python" or variables.get("OPTION_ROLLING_BATCH") != "disable":
+        architectures = json.loads((model / "config.json").read_text())["architectures"]
+        raise _RefusedError(f"vLLM: Model architectures {architectures} are not supported for now")
+    code = variables["PYTHONPATH"]
+    if not (model / code.removeprefix(f"{MODEL_DIRECTORY}/")).is_file():
+        raise _RefusedError(f"ModuleNotFoundError: No module named {variables['OPTION_ENTRYPOINT']!r}")

@@ -16,7 +16,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint.deployment import endpoint_name
 from tests.aws.account_place import trust
 from tests.aws.conftest import REGION, Aws
-from tests.aws.endpoint_run import BUCKET, ROLE, make_run, only_in_store
+from tests.aws.endpoint_run import BUCKET, ROLE, make_run, make_t5_run, only_in_store
 from tests.aws.kit import Started, environment_of, start
 
 WRITES = ("Create", "Delete", "Put", "Register", "Update", "POST", "PUT", "DELETE")
@@ -213,7 +213,26 @@ def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path
     assert "uploading" not in output
     deploy("delete", str(run.paths.directory), "--yes")
     assert deploy.objects() == before  # the run's own model is not the endpoint's to delete
+    # beside the kit's code, it is a copy
+    output = deploy(str(run.paths.directory), "--set", "deploy.container=kit")
+    assert "copied from the run's store" in output and "3 of 3 answers equal" in output
+    deploy("delete", str(run.paths.directory), "--yes")
+    assert deploy.objects() == before
     assert not (run.paths.tuned_model / "model.safetensors").exists()
+
+
+def test_an_encoder_decoder_is_served_by_the_kits_own_server(aws: Aws, tmp_path: Path) -> None:
+    deploy = Deploy(aws, make_t5_run(tmp_path / "t5"), tmp_path)
+    output = deploy(deploy.directory)
+    assert "3 of 3 answers equal samples.json; of 3 where" in output
+    assert any(key.endswith("/hyperpod_ft.zip") for key in deploy.objects())
+    assert "initialized by hyperpod_ft.serving.djl" in deploy("logs", deploy.name)
+    question = json.loads(deploy.run.paths.samples_path.read_text())["prompts"][1]
+    for way in ([], ["--raw"]):  # as the chat template puts it, and as it is
+        assert deploy("ask", deploy.name, question["prompt"], "--max-tokens", "12", *way) == f"{question['tuned']}\n"
+    _check_openai(deploy)
+    deploy("delete", deploy.name, "--yes")
+    assert deploy.nothing_left()
 
 
 def test_the_model_is_registered_with_its_scores_and_what_it_was_made_of(deploy: Deploy, tmp_path: Path) -> None:

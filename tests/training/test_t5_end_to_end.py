@@ -64,6 +64,8 @@ def test_tuned_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = json.loads(tuned.paths.samples_path.read_text())
     exact = found["exact_match"]["train"]
     assert exact["base"] == 0 and exact["tuned"] >= 6, exact
+    assert "ROUGE-1/2/L, validation rows: base 0" in printed
+    assert found["rouge"]["train"]["base"]["rouge_l"] < 0.7 < found["rouge"]["train"]["tuned"]["rouge_l"]
     assert [row["tuned"] for row in found["prompts"]] == ["dog dog", "four four"]
     # the loss of packed rows in training is that of padded pairs in transformers
     trained = tuned.journal.record("train").facts  # type: ignore[union-attr]

@@ -42,6 +42,9 @@ class Generate(Section):
         description="Regular expression (Python's) for the part of an answer that counts: its first group, or the"
         " whole match. Example: `#### (-?[0-9.,]+)` (docs/your-own-data.md).",
     )
+    rouge: bool | None = Field(
+        None, description="Score samples' answers by ROUGE (F1, no stemming). If not set: for encoder-decoders."
+    )
 
     @field_validator("prompts")
     @classmethod

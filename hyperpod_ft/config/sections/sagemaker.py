@@ -34,7 +34,7 @@ def _without_ml(value: str) -> str:
 
 InstanceType = Annotated[str, AfterValidator(_without_ml)]
 S3Url = Annotated[str, matches(_S3_URL, "s3://bucket or s3://bucket/prefix")]
-Container = Literal["vllm", "lmi", "neuron"]  # of an endpoint
+Container = Literal["vllm", "lmi", "neuron", "kit"]  # of an endpoint
 MAX_LORA_RANK = 512  # of adapters that vLLM serves
 
 
@@ -156,8 +156,8 @@ class Deploy(Section):
     )
     container: Container | None = Field(
         None,
-        description="Server: `vllm`, `lmi` or `neuron` (docs/endpoints.md#before). If not set: `neuron` on inf2 and"
-        " trn1, otherwise `vllm`.",
+        description="Server: `vllm`, `lmi`, `neuron` or `kit` (docs/endpoints.md#before). If not set: `neuron` on inf2"
+        " and trn1, otherwise `vllm`.",
     )
     model: Literal["merged", "adapter"] = Field(
         "merged",
@@ -178,7 +178,9 @@ class Deploy(Section):
         description="Longest request, in tokens: prompt and answer. If not set: dataset.max_length +"
         " generate.max_new_tokens, at most what the model has positions for.",
     )
-    max_concurrency: PositiveInt = Field(8, le=1024, description="Requests that an instance answers at the same time.")
+    max_concurrency: PositiveInt = Field(
+        8, le=1024, description="Requests that an instance answers at the same time; `kit`: one for each GPU."
+    )
     startup_minutes: PositiveInt | None = Field(
         None,
         le=60,
@@ -200,7 +202,7 @@ class Deploy(Section):
         if (self.container_kind == "neuron") != ENDPOINT_INSTANCES[self.instance_type].is_neuron:
             raise ValueError(
                 f"container: {self.container_kind} does not run on {self.instance_type}; neuron runs on inf2 and"
-                " trn1, vllm and lmi on GPUs"
+                " trn1, the others on GPUs"
             )
         if self.model == "adapter" and self.container_kind != "vllm":
             raise ValueError(

@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.images import FILES
@@ -107,4 +106,6 @@ def read(dataset: Path, images: Iterable[Span]) -> list[bytes]:
 
 
 def _digest(file: bytes) -> str:
+    import xxhash  # noqa: PLC0415 - an endpoint's image may lack it
+
     return xxhash.xxh3_128_hexdigest(file)

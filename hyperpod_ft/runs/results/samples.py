@@ -24,6 +24,27 @@ class AnswerCount:
 
 
 @dataclass(frozen=True)
+class Rouge:
+    """ROUGE-1, -2 and -L of answers against the expected ones: means of F1, 0 to 1."""
+
+    rouge_1: float
+    rouge_2: float
+    rouge_l: float
+
+    def __str__(self) -> str:
+        return f"{self.rouge_1:.3f}/{self.rouge_2:.3f}/{self.rouge_l:.3f}"
+
+
+@dataclass(frozen=True)
+class RougeScores:
+    """Both models on a split's samples."""
+
+    rows: int
+    base: Rouge
+    tuned: Rouge
+
+
+@dataclass(frozen=True)
 class Loss:
     """A mean over the first `rows` of `rows_available` rows, in nats per label token, or for preferences per pair.
 
@@ -132,6 +153,8 @@ class Samples:
     samples: tuple[SampledRow, ...]
     source_losses: Mapping[str, Losses] = field(default_factory=dict)
     """The validation losses over each of several sources, by name."""
+    rouge: Mapping[Split, RougeScores] = field(default_factory=dict)
+    """Of splits with samples, if it is wanted."""
 
     @classmethod
     def of(
@@ -141,6 +164,7 @@ class Samples:
         answers_changed: int,
         validation_loss: Losses | None,
         source_losses: Mapping[str, Losses] = {},
+        rouge: Mapping[Split, RougeScores] = {},
     ) -> "Samples":
         return cls(
             exact_match={split: _count(samples, split, "exact") for split in SPLITS},
@@ -151,6 +175,7 @@ class Samples:
             prompts=tuple(prompts),
             samples=tuple(samples),
             source_losses=source_losses,
+            rouge=rouge,
         )
 
     @property
@@ -161,10 +186,12 @@ class Samples:
 
     def lines(self) -> list[str]:
         """For example `exact answers, train rows: base 1/8, tuned 6/8`."""
-        return [
+        counts = [
             f"{kind}, {split} rows: base {count.base}/{count.rows}, tuned {count.tuned}/{count.rows}"
             for kind, split, count in self.counts
         ]
+        rouge = self.rouge.items()
+        return counts + [f"ROUGE-1/2/L, {split} rows: base {both.base}, tuned {both.tuned}" for split, both in rouge]
 
     @property
     def unchanged(self) -> bool:

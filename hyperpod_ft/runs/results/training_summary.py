@@ -12,7 +12,7 @@ from hyperpod_ft.runs.results import holdings, places
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.metrics import OF_SOURCE, is_number
 from hyperpod_ft.runs.results.places import StepPlace
-from hyperpod_ft.runs.results.samples import AnswerCount, Split
+from hyperpod_ft.runs.results.samples import AnswerCount, RougeScores, Split
 from hyperpod_ft.runs.run import Run
 
 
@@ -30,6 +30,10 @@ def _minutes(seconds: float) -> str:
 
 def _answers(count: AnswerCount) -> str:
     return f"{count.tuned}/{count.rows} (base {count.base})"
+
+
+def _rouge(both: RougeScores) -> str:
+    return f"{both.tuned} (base {both.base})"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class TrainingSummary:
     exact_validation: Annotated[AnswerCount | None, _Line("exact answers, validation", _answers)]
     pattern_train: Annotated[AnswerCount | None, _Line("answers by pattern, train", _answers)]
     pattern_validation: Annotated[AnswerCount | None, _Line("answers by pattern, validation", _answers)]
+    rouge_train: Annotated[RougeScores | None, _Line("ROUGE-1/2/L, train", _rouge)]
+    rouge_validation: Annotated[RougeScores | None, _Line("ROUGE-1/2/L, validation", _rouge)]
     validation_losses: Mapping[str, float] = field(default_factory=dict)  # of several sources, a line for each
     evaluations: tuple[EvaluationResult, ...] = ()  # a line of the table for each score
 
@@ -107,6 +113,7 @@ def summary_of(run: Run) -> TrainingSummary | None:
         for kind in ("exact", "pattern")
         for split, count in _answer_counts(found.get(f"{kind}_match")).items()
     }
+    rouge = {f"rouge_{split}": both for split, both in _rouge_scores(found.get("rouge")).items()}
     # ignore non-numeric values of a damaged record
     facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if is_number(value)}
     held = holdings.read(run)
@@ -128,6 +135,7 @@ def summary_of(run: Run) -> TrainingSummary | None:
         },
         "evaluations": evaluations(run),
         **counts,
+        **rouge,
         **known,
     }
     return TrainingSummary(**values)
@@ -172,6 +180,17 @@ def _answer_counts(values: Any) -> dict[Split, AnswerCount]:
 
 
 _ANSWER_COUNTS = TypeAdapter(dict[Split, AnswerCount])
+
+
+def _rouge_scores(values: Any) -> dict[Split, RougeScores]:
+    """By split; none of a damaged record, nor of one without them."""
+    try:
+        return _ROUGE_SCORES.validate_python(values)
+    except ValidationError:
+        return {}
+
+
+_ROUGE_SCORES = TypeAdapter(dict[Split, RougeScores])
 
 
 def table(compared: Sequence[TrainingSummary]) -> Iterator[tuple[str, ...]]:

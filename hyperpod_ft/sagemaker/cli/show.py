@@ -43,18 +43,22 @@ def preview(deployment: "Deployment", price: float | None) -> None:
 
 
 def _source(deployment: "Deployment") -> str:
-    bundle = deployment.bundle
-    if bundle.stored is not None:
-        return f"read from the run's store, {bundle.stored}"
+    stored = deployment.bundle.stored
+    if stored is not None:
+        return f"{'read' if deployment.target.bundle == stored else 'copied'} from the run's store, {stored}"
     return f"uploaded from {deployment.run.paths.directory}"
 
 
 def requests(deployment: "Deployment") -> None:
     """The files and the requests of a dry run."""
+    from hyperpod_ft.sagemaker.endpoint.endpoint_request import CODE
+
     for part in deployment.bundle.parts:
         below = "/".join(filter(None, (deployment.target.bundle, part.prefix)))
         for file in part.files:
             print(f"upload {below}/{file.relative_to(part.root).as_posix()}  {format_bytes(file.stat().st_size)}")
+    if deployment.bundle.code:
+        print(f"upload {deployment.target.bundle}/{CODE}  the kit's code")
     print_requests(deployment.requests.in_order())
 
 

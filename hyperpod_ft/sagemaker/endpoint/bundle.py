@@ -11,6 +11,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import (
     BESIDE_WEIGHTS,
     TOKENIZER,
     has_chat_template,
+    is_encoder_decoder,
     of_language_model,
     read_config,
 )
@@ -19,6 +20,7 @@ from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import snapshot
 from hyperpod_ft.planning.model_shape import attention_heads, model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
@@ -45,6 +47,7 @@ class Bundle:
     """`version` names the content: fingerprint and record of the stage that made it. `dtype` is vLLM's --dtype.
 
     `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
+    `code`: the kit's own is beside the model, as `endpoint_request.CODE`.
     """
 
     parts: tuple[BundleFiles, ...]
@@ -56,6 +59,7 @@ class Bundle:
     answers: AnswerFormat
     lora_rank: int | None = None
     stored: str | None = None
+    code: bool = False
 
 
 def small_files_in_store(run: Run) -> list[str]:
@@ -82,15 +86,17 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
             raise UserError("deploy.model: base model and adapter are in the run's store only", "set it to merged")
         return _with_adapter(run, config, version)
     parts = (_part(run.paths.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),) if here else ()
+    kit = settings.container_kind == "kit"
     return Bundle(
         parts=parts,
         nbytes=_size(parts) if here else sum(output.size for output in record.outputs),
-        version=version,
-        served=_served(config, sum(output.size for output in weights)),
+        version=f"kit-{snapshot.digest()[:6]}-{version}" if kit else version,
+        served=_served(config, sum(output.size for output in weights), kit=kit),
         dtype=_dtype(config),
         chat=has_chat_template(run.paths.tuned_model),
         answers=answer_format.of_model(run.paths.tuned_model),
         stored=None if here else store_url(run, run.paths.tuned_model),
+        code=kit,
     )
 
 
@@ -138,14 +144,18 @@ def _size(parts: tuple[BundleFiles, ...]) -> int:
     return sum(file.stat().st_size for part in parts for file in part.files)
 
 
-def _served(config: Mapping[str, Any], weights: int) -> ServedModel:
+def _served(config: Mapping[str, Any], weights: int, *, kit: bool = False) -> ServedModel:
+    """`kit`: its server keeps the dtype, and uses one device."""
     shape, language = model_shape(config), of_language_model(config)
     heads = shape.heads if shape else attention_heads(language) or 1
-    positions = language.get("max_position_embeddings", language.get("n_positions"))
+    # T5's n_positions limits nothing: its positions are relative
+    positions = (
+        None if is_encoder_decoder(config) else language.get("max_position_embeddings", language.get("n_positions"))
+    )
     return ServedModel(
-        weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,
+        weight_bytes=weights // 2 if _stored_dtype(config) == "float32" and not kit else weights,
         shape=shape,
-        heads=heads,
+        heads=1 if kit else heads,
         positions=positions,
         model_type=str(config.get("model_type", "")),
     )

@@ -4,26 +4,31 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import buckets, trees
-from hyperpod_ft.aws.s3.objects import Location
+from hyperpod_ft.aws.s3.objects import Location, explained_s3
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError, printable
+from hyperpod_ft.launch import snapshot
 from hyperpod_ft.progress import PrintLine, format_bytes
 from hyperpod_ft.runs import chain
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
 from hyperpod_ft.sagemaker.endpoint.bundle import Bundle
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix
-from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name, model_name, startup_seconds
+from hyperpod_ft.sagemaker.endpoint.endpoint_request import CODE, component_name, model_name, startup_seconds
 from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, FAILED, Endpoints
 from hyperpod_ft.sagemaker.endpoint.invoking import invoke
 from hyperpod_ft.sagemaker.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
 from hyperpod_ft.sagemaker.endpoint.remove import remove
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointFailedError, EndpointWatch
+from hyperpod_ft.sagemaker.section import store_url
 
 _START_SECONDS = 1800.0  # for instances, image and model, before the container's own startup time
 _LOG_LINES = 60  # of a container that failed: its end holds the error
@@ -96,7 +101,7 @@ class Creation:
 
     def _create(self) -> None:
         bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
-        upload(self._s3, bundle, target.bundle, self.watch.report)
+        place(self._s3, self.deployment.run, bundle, target.bundle, self.watch.report)
         self._endpoints.create_model(requests.model)
         self._endpoints.create_config(requests.config)
         self._endpoints.create_endpoint(requests.endpoint)
@@ -176,9 +181,26 @@ def check_bucket(s3: Any, url: str, wanted: str) -> None:
         )
 
 
-def upload(s3: Any, bundle: Bundle, url: str, report: PrintLine) -> None:
-    """Upload the files that are here, where they are not there yet."""
+def place(s3: Any, run: Run, bundle: Bundle, url: str, report: PrintLine) -> None:
+    """Upload the files that are here, where they are not there yet; copy a model that only the run's store has."""
     if bundle.parts:
         report(f"uploading {format_bytes(bundle.nbytes)} to {url}/")
     for part in bundle.parts:
         trees.push(s3, "/".join(filter(None, (url, part.prefix))), part.root, part.files, "upload")
+    if bundle.stored and url != bundle.stored:
+        _copy(s3, run, url)
+    if bundle.code:
+        with TemporaryDirectory() as directory:
+            file = Path(directory) / CODE
+            snapshot.archive(file)
+            trees.push(s3, url, file.parent, [file], "upload")
+
+
+def _copy(s3: Any, run: Run, url: str) -> None:
+    """From the run's store, within S3."""
+    record, to = run.journal.record(run.plan.model_stage), Location.of(url)
+    assert record is not None, "a stage that is done has one"
+    with explained_s3(url, "write"):
+        for path in (run.paths.root / output.path for output in record.outputs):
+            source, key = Location.of(store_url(run, path)), to.key(path.relative_to(run.paths.tuned_model).as_posix())
+            s3.copy({"Bucket": source.bucket, "Key": source.prefix}, to.bucket, key)

@@ -108,7 +108,7 @@ def deployment(run: Run, region: str) -> Deployment:
         run=run.paths.full_name,
         region=region,
         role=role,
-        bundle=bundle.stored or _bundle_url(run, bundle),
+        bundle=bundle.stored if bundle.stored and not bundle.code else _bundle_url(run, bundle),
         version=bundle.version,
         bundle_bytes=bundle.nbytes,
         settings=settings,

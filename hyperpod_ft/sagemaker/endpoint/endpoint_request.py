@@ -21,9 +21,10 @@ from hyperpod_ft.sagemaker.section import RUN_TAG
 
 MODEL_DIRECTORY = "/opt/ml/model"  # where SageMaker puts the bundle
 ADAPTER_DIRECTORY = "adapters/tuned"  # in a bundle with the base model
+CODE = "hyperpod_ft.zip"  # in a bundle for container `kit`
 VARIANT = "AllTraffic"
 _DOWNLOAD_SECONDS = 3600  # the most that SageMaker allows
-_STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60}
+_STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60, "kit": 20}
 _DIGITS = 8  # of a digest in a name
 _MAX_VOLUME_GB = 512
 
@@ -100,7 +101,8 @@ def requests(target: Target) -> Requests:
 def environment(target: Target) -> dict[str, str]:
     """The container's variables; each of these images turns them into arguments of its server.
 
-    AWS's vLLM image: `SM_VLLM_X` is --x; LMI: `OPTION_X` is option.x; Hugging Face's: `SM_ON_X` is --x.
+    AWS's vLLM image: `SM_VLLM_X` is --x; LMI: `OPTION_X` is option.x; Hugging Face's: `SM_ON_X` is --x. LMI can run a
+    handler in Python instead of vLLM: the kit's.
     """
     settings, length = target.settings, str(target.fit.max_length)
     degree, concurrency = str(target.fit.tensor_parallel), str(settings.max_concurrency)
@@ -111,6 +113,16 @@ def environment(target: Target) -> dict[str, str]:
             "SM_ON_SEQUENCE_LENGTH": length,
             "SM_ON_TENSOR_PARALLEL_SIZE": degree,
             "SM_ON_ALLOW_NON_CACHED_MODEL": "",  # compiles at the start instead of asking the Hub for a compiled model
+        }
+    if settings.container_kind == "kit":
+        return {
+            "OPTION_ENGINE": "Python",
+            "OPTION_ENTRYPOINT": "hyperpod_ft.serving.djl",
+            "OPTION_ROLLING_BATCH": "disable",  # else LMI starts vLLM
+            "OPTION_TENSOR_PARALLEL_DEGREE": "1",  # on each GPU, a process with the whole model
+            "OPTION_MODEL_LOADING_TIMEOUT": str(startup_seconds(settings)),
+            "PYTHONPATH": f"{MODEL_DIRECTORY}/{CODE}",
+            "HF_HUB_OFFLINE": "1",
         }
     if settings.container_kind == "lmi":
         return {

@@ -25,7 +25,7 @@ class ServedModel:
 
     weight_bytes: int
     shape: ModelShape | None
-    heads: int  # of queries
+    heads: int  # of queries, over which devices may divide it; 1 where the server uses one device
     positions: int | None  # the model's own longest request, in tokens
     model_type: str
 

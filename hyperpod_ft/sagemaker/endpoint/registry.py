@@ -9,7 +9,6 @@ from typing import Any
 
 from hyperpod_ft import __version__
 from hyperpod_ft.aws.checks.service_model import check_request
-from hyperpod_ft.aws.s3.objects import Location, explained_s3
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
@@ -17,9 +16,9 @@ from hyperpod_ft.runs import chain
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.endpoint.creation import check_bucket, upload
+from hyperpod_ft.sagemaker.endpoint.creation import check_bucket, place
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix
-from hyperpod_ft.sagemaker.section import RUN_TAG, slug, store_url
+from hyperpod_ft.sagemaker.section import RUN_TAG, slug
 
 _MAX_GROUP_LENGTH = 63
 _MAX_SCORES = 40  # a model package has 50 properties
@@ -81,22 +80,10 @@ def register(sagemaker: Any, s3: Any, planned: Deployment, made: Registration, r
                 report(f"the model is in group {made.name} already")
                 return str(one["ModelPackageArn"])
     check_bucket(s3, made.files, planned.target.region)
-    if planned.bundle.stored:
-        _copy(s3, planned.run, made.files)
-    upload(s3, planned.bundle, made.files, report)
+    place(s3, planned.run, planned.bundle, made.files, report)
     if made.name not in names:
         sagemaker.create_model_package_group(**made.group)
     return str(sagemaker.create_model_package(**made.package)["ModelPackageArn"])
-
-
-def _copy(s3: Any, run: Run, url: str) -> None:
-    """From the run's store, within S3."""
-    record, to = run.journal.record(run.plan.model_stage), Location.of(url)
-    assert record is not None, "a stage that is done has one"
-    with explained_s3(url, "write"):
-        for path in (run.paths.root / output.path for output in record.outputs):
-            source, key = Location.of(store_url(run, path)), to.key(path.relative_to(run.paths.tuned_model).as_posix())
-            s3.copy({"Bucket": source.bucket, "Key": source.prefix}, to.bucket, key)
 
 
 def _properties(run: Run) -> dict[str, str]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 from typing import Any, Protocol
 
 from hyperpod_ft.errors import printable
@@ -20,7 +20,7 @@ from hyperpod_ft.serving.http.connection import Connection, Listener
 from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Reply, Request
 from hyperpod_ft.serving.markup.parts import Part, ToolCall
 
-_FILE = Path(__file__).with_name("page.html")
+_FILE = "page.html"
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
@@ -33,7 +33,7 @@ class Page:
 
     @classmethod
     def load(cls) -> "Page":
-        text = _FILE.read_text(encoding="utf-8")
+        text = resources.files(__package__).joinpath(_FILE).read_text(encoding="utf-8")  # also from a zip
         inline = dict(_INLINE.findall(text))
         policy = content_policy({"page.js": inline["script"], "page.css": inline["style"]}, connects=True)
         policy += "; frame-ancestors 'none'"

@@ -30,7 +30,7 @@ from hyperpod_ft.runs.results import sampled_answers, slowest_rank, usage
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.results.goodput import Lost
 from hyperpod_ft.runs.results.sampled_answers import SampledAnswer
-from hyperpod_ft.runs.results.samples import RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.samples import RecordedAnswers, Rouge, RougeScores, SampledRow, Samples, Split
 from hyperpod_ft.runs.results.slowest_rank import SlowestRank
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
@@ -195,7 +195,9 @@ def test_a_mixture_has_the_loads_of_its_experts(tmp_path: Path) -> None:
 
 def test_answers_that_are_right_by_pattern_are_counted_and_marked(tmp_path: Path) -> None:
     row = SampledRow.of("validation", RecordedAnswers("q", False, "#1", "see #7"), "so #7", lambda text: text[-2:])
-    report = replace(gather(recorded_run(tmp_path)), samples=Samples.of([], [row], 1, None))
+    rouge: dict[Split, RougeScores] = {"validation": RougeScores(1, Rouge(0.5, 0, 0.25), Rouge(1, 1, 0.75))}
+    report = replace(gather(recorded_run(tmp_path)), samples=Samples.of([], [row], 1, None, rouge=rouge))
+    assert ("ROUGE-L, validation", "0.75", "base 0.25") in facts.tiles(report)
     assert headings.answers(report) == "The tuned model gives the right answer for 1 of 1 rows it never saw (base: 0)"
     assert ("Answers by pattern, validation", "1 of 1", "base 0") in facts.tiles(report)
     page = report_page([report])

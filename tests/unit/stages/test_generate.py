@@ -127,7 +127,7 @@ def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = 
 
 def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["plain text", {"prompt": "a row", "completion": "not needed"}, {"prompt": "without completion"}]
-    wanted = {"train_samples": 5, "validation_samples": 3, "answer_pattern": "(?s)^.{3}"}
+    wanted = {"train_samples": 5, "validation_samples": 3, "answer_pattern": "(?s)^.{3}", "rouge": True}
     run = prepared_run(tmp_path, base, other, prompts=prompts, **wanted)
     model = AutoModelForCausalLM.from_pretrained(other).eval()
     tokenizer = AutoTokenizer.from_pretrained(other)
@@ -160,6 +160,8 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
     assert "plain text" in printed and "| tuned" in printed and "validation loss: base" in printed
     assert "exact answers, train rows: base 0/5, tuned 0/5" in printed
     assert "answers by pattern, train rows: base 0/5, tuned 1/5" in printed
+    assert "ROUGE-1/2/L, train rows: base 0.000/0.000/0.000, tuned 0." in printed
+    assert [done.facts["rouge"][split]["rows"] for split in ("train", "validation")] == [5, 3]
     assert done.facts["pattern_match"]["validation"] == {"rows": 3, "base": 0, "tuned": 0}
 
 

@@ -4,7 +4,16 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.results.samples import AnswerCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.samples import (
+    AnswerCount,
+    Loss,
+    Losses,
+    RecordedAnswers,
+    Rouge,
+    RougeScores,
+    SampledRow,
+    Samples,
+)
 
 SAMPLES = Samples.of(
     [RecordedAnswers("<s>p", True, "b", "t")],
@@ -14,6 +23,7 @@ SAMPLES = Samples.of(
     ],
     answers_changed=2,
     validation_loss=Losses(Loss(2.5, 10, 1, 1), Loss(1.5, 10, 1, 1)),
+    rouge={"validation": RougeScores(1, Rouge(0.25, 0, 0.125), Rouge(1, 0.5, 0.75))},
 )
 
 
@@ -26,6 +36,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         RecordedAnswers("r", False, "z", "z"),
     ]
     assert [answers.prompt for answers in SAMPLES.unseen_first] == ["<s>p", "r", "q"]
+    rouge = "ROUGE-1/2/L, validation rows: base 0.250/0.000/0.125, tuned 1.000/0.500/0.750"
+    assert SAMPLES.lines()[-1] == rouge
     assert SAMPLES.exact_match == {"train": AnswerCount(1, 0, 1), "validation": AnswerCount(1, 0, 0)}
 
 

@@ -154,7 +154,12 @@ def test_summaries_come_from_valid_records(make_run: MakeRun) -> None:
     finish(run, "train", FACTS)
     exact = {"train": {"rows": 8, "base": 1, "tuned": 6}, "validation": {"rows": 0, "base": 0, "tuned": 0}}
     pattern = {"validation": {"rows": 4, "base": 0, "tuned": 3}}
-    finish(run, "generate", {"exact_match": exact, "pattern_match": pattern})
+    scores = {
+        "base": {"rouge_1": 0.5, "rouge_2": 0, "rouge_l": 0.25},
+        "tuned": dict.fromkeys(("rouge_1", "rouge_2", "rouge_l"), 1.0),
+    }
+    facts = {"exact_match": exact, "pattern_match": pattern, "rouge": {"train": {"rows": 8, **scores}}}
+    finish(run, "generate", facts)
     finish(run, "precompile", {})
     found = training_summary.summary_of(run)
     assert found is not None
@@ -162,6 +167,7 @@ def test_summaries_come_from_valid_records(make_run: MakeRun) -> None:
     assert found.exact_train == AnswerCount(8, 1, 6) and found.exact_validation is None
     assert found.pattern_validation == AnswerCount(4, 0, 3) and found.pattern_train is None
     assert ("answers by pattern, validation", "3/4 (base 0)") in training_summary.table([found])
+    assert ("ROUGE-1/2/L, train", "1.000/1.000/1.000 (base 0.500/0.000/0.250)") in training_summary.table([found])
     assert {name: getattr(found, name) for name in FACTS} == FACTS
     priced = training_summary.summary_of(make_run(**TRN1, cluster__price_per_node_hour=30.0))
     assert priced is not None and priced.cost == 30.0, "a price may be given after the training"

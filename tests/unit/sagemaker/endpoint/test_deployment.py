@@ -75,6 +75,20 @@ def test_the_bundle_is_the_model_and_nothing_else(tmp_path: Path) -> None:
     assert found.bundle.served.weight_bytes == 2048
 
 
+def test_the_kits_own_server_keeps_the_dtype_and_has_the_whole_model_on_each_gpu(tmp_path: Path) -> None:
+    t5 = {"model_type": "t5", "num_heads": 4, "n_positions": 128, "dtype": "float32"}
+    pairs = {"source": "example:qa", "format": "dolly", "max_length": 512, "max_target_length": 64}
+    with pytest.raises(UserError, match=r"deploy\.container: vLLM does not serve encoder-decoders; set it to kit"):
+        make_run(tmp_path / "vllm", t5, dataset=pairs)
+    run = make_run(tmp_path, t5, dataset=pairs, deploy={**DEPLOY, "container": "kit"})
+    found = deployment(run, "us-west-2")
+    assert found.bundle.served.weight_bytes == 4096
+    assert (found.target.fit.tensor_parallel, found.target.fit.instance.chips) == (1, 4)
+    assert found.target.fit.max_length > 512, "n_positions limits nothing"
+    with pytest.raises(UserError, match="model: container kit does not serve adapters"):
+        with_settings(run, ["deploy.model=adapter"])
+
+
 def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
     run = with_settings(make_run(tmp_path), ["deploy.model=adapter"])
     file = run.paths.adapter / "adapter_config.json"

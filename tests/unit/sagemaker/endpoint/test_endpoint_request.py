@@ -41,6 +41,7 @@ CASES = {
     "adapter": target(16, model="adapter"),
     "lmi": target(container="lmi", instances=2),
     "neuron": target(instance_type="inf2.48xlarge"),
+    "kit": target(container="kit"),
     "scale-to-zero": target(scale_to_zero=True, instances=3),
 }
 
