@@ -118,6 +118,9 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     while True:
         earlier = attempts.of_submission(run.journal, stage, job_id)
         growth = Growth(run, signals.host, earlier)
+        if run.config.env.container:
+            with contextlib.suppress(UserError):  # without an answer the nodes fail, and the attempt is repeated
+                os.environ.update(signals.host.answers())
         attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
         measured = run.journal.references_measured() > references
         attempt = replace(attempt, measured=measured, grows=growth.is_due, nodes=signals.host.nodes)
