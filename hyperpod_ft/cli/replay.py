@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ def replay(
     # nothing of the working directory, and no secret: a run file names the interpreter
     # in the run's container, if it has one
     inside = on_one_node(container.checked(run.config, run.paths)) if run.config.env.container else []
-    environment = parted(os.environ).open | code_for(python, run.paths.code_copies)
+    environment = parted(os.environ).open | code_for(Path() if inside else python, run.paths.code_copies)
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
     if not run.config.instance.has_accelerators:
         environment["OMP_NUM_THREADS"] = "1"  # as its jobs had: more threads add in another order

@@ -12,8 +12,10 @@ _VARIABLES = (
     *("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "OMP_NUM_THREADS"),
     *("TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
 )
-_OF_SRUN = re.compile(r"^srun: error: .*(: task \d|Exited with)")  # after what the task itself has said
-_PREFIX = re.compile(r"^(slurmstepd: |srun: )?(error: )?(pyxis: *)?(env: )?")
+# After what says more: how srun and Pyxis end, and what enroot prints as it goes.
+_SAYS_NOTHING = re.compile(r"^srun: error: .*(: task \d|Exited with)|pyxis: child \d+ |printing enroot log|\[INFO\]")
+_OF_ENROOT = re.compile(r"pyxis: {2,}(\S.*)")
+_PREFIX = re.compile(r"^(slurmstepd\S*: |srun: )?(error: )?(pyxis: *)?(env: )?(\[ERROR\] )?")
 _UNMOUNTABLE = re.compile(r"[\s:,]")  # Pyxis separates mounts with commas and colons, enroot with spaces
 
 
@@ -74,14 +76,13 @@ def checked(config: RunConfig, paths: RunPaths) -> list[str]:
 
 
 def telling(messages: str) -> str:
-    """The line that says most of what a program in the container, Pyxis and srun have printed."""
-    lines = [line.strip() for line in messages.splitlines() if line.strip() and not _OF_SRUN.search(line)]
-    of_enroot = [line for line in lines if "[ERROR]" in line]
-    of_pyxis = [line for line in lines if "pyxis:" in line and "error" in line]
-    found = (
-        of_enroot or of_pyxis or [line for line in lines if "error:" in line][-1:] or lines[-1:] or ["no message"]
-    )[0]
-    return _PREFIX.sub("", found)
+    """The line that says most of what a program in the container, enroot, Pyxis and srun have printed."""
+    lines = [line.strip() for line in messages.splitlines() if line.strip() and not _SAYS_NOTHING.search(line)]
+    of_enroot = [found[1] for line in lines if (found := _OF_ENROOT.search(line))]
+    named = [line for line in lines if "error:" in line]
+    of_pyxis = [line for line in named if "pyxis:" in line]
+    said = [line for line in of_enroot if "[ERROR]" in line] or of_enroot[-1:] or of_pyxis or named[-1:] or lines[-1:]
+    return _PREFIX.sub("", said[0]) if said else "no message"
 
 
 def _local_files(config: RunConfig) -> Iterator[str]:

@@ -139,13 +139,12 @@ class PythonEnvironment(Section):
     )
     container: str | None = Field(
         None,
-        description="Slurm: image in which the stages that use torch run, by Pyxis: `registry/name:tag`, or the"
-        " absolute path of a `.sqsh` file on the shared volume (docs/install.md#containers).",
+        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`, or a"
+        " `.sqsh` file by its absolute path.",
     )
     container_mounts: tuple[PlainPath, ...] = Field(
         (),
-        description="More directories that jobs see in the container, besides `cluster.root` and the run file's local"
-        " files.",
+        description="More directories that jobs see in the container.",
     )
     sdk: Literal["2.26.1", "2.28.0"] = Field(
         "2.26.1",
