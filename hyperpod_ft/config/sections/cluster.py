@@ -148,8 +148,8 @@ class PythonEnvironment(Section):
     )
     sdk: Literal["2.26.1", "2.28.0"] = Field(
         "2.26.1",
-        description="Engine neuron: version of the AWS Neuron SDK to install. optimum-neuron 0.4.5 was released with"
-        " `2.26.1`; `2.28.0` is newer.",
+        description="Engine neuron: version of the AWS Neuron SDK to install; optimum-neuron 0.4.5 was released with"
+        " `2.26.1`.",
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
