@@ -124,7 +124,7 @@ def _context(
         "kit": installation.python,
         "container": container.options(run.config, run.paths, [*allocation, *of_engine]) if contained else (),
         "mounts": container.mounts(run.config),
-        "publishes": bool(run.config.tracking.trackers),
+        "publishes": contained and job == "generate" and bool(run.config.tracking.trackers),
         "code": installation.code,
         "allocation": allocation,
         "of_engine": of_engine,

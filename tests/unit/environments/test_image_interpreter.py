@@ -72,6 +72,17 @@ def test_every_environment_gets_the_packages_for_aws(monkeypatch: pytest.MonkeyP
         assert {"awscrt", "boto3"} <= {argument.partition("==")[0] for argument in ran[-1]}
 
 
+def test_an_image_with_torch_neuron_keeps_all_that_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS's image has a newer torch than the pins; pip would take another build from the usual index."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command))
+    monkeypatch.setattr(interpreter, "_installed", {"torch-neuronx": "2.14.3.0", "torch": "2.14.0"}.get)
+    interpreter.install(Path("/python"), Path(interpreter.__file__).parents[1] / "pins" / "torch-neuron.txt")
+    installed = {argument.partition("==")[0] for argument in ran[0] if "==" in argument}
+    assert {"transformers", "peft"} <= installed
+    assert installed.isdisjoint({"torch", "torch-neuronx", "neuronx-cc", "nki"})
+
+
 def test_the_pins_for_aws_are_the_tested_packages() -> None:
     """boto3[crt], with the version of awscrt that this botocore takes."""
     file = Path(interpreter.__file__).parents[1] / "pins" / "aws.txt"

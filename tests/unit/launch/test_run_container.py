@@ -1,5 +1,6 @@
 """Jobs in a container: what their scripts give to srun, which images and paths are refused, and which launchers."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,18 @@ def contained(**env: Any) -> Run:
     return Run.of(run_file.resolve(run_file.validate(values, RECIPE), Path("/")))
 
 
-def test_scripts_in_a_container_differ_from_the_same_without_as_recorded() -> None:
+def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_path: Path) -> None:
     base = render(of_recipe(RECIPE), INSTALLATION)
     text = "".join(
         f"== {stage}\n{golden.difference(without_names(base[stage]), without_names(script))}"
         for stage, script in render(contained(), INSTALLATION).items()
         if stage in ("env", "train", "generate")
     )
+    scripts = [tmp_path / stage for stage in ("env", "train", "generate")]
+    for script in scripts:
+        script.write_text(render(contained(), INSTALLATION)[script.name])
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
     golden.check(Path(__file__).parent / "golden" / "container.diff", text)
 
 
