@@ -42,7 +42,7 @@ _SHARED: tuple[tuple[Kind, str, str], ...] = (
     ("models", "adapters", r"[^.].*@.*"),
     ("datasets", "datasets", r"[0-9a-f]{16}"),
     ("datasets", "datasets/raw", r"[^.].*@.*"),
-    ("environments", "envs", r"([a-z]+-)?[0-9a-f]{16}"),
+    ("environments", "envs", r"([a-z]+-)?[0-9a-f]{16}(\.sqsh)?"),
     ("evaluations", "evaluations", r"hub"),
     ("evaluations", "evaluations/base", r"[^.].*@.*"),
     ("evaluations", "evaluations/tasks", r"[^.].*"),

@@ -21,6 +21,8 @@ def _paths(run: Run) -> Iterator[Path]:
     yield from (*run.paths.fetched, *run.paths.inputs)
     yield run.paths.dataset_path
     yield run.paths.environment_path
+    if run.paths.image:
+        yield run.paths.image
     if "precompile" in run.plan:
         yield run.paths.neuron_cache
     if config.engine == "torch" and config.training.compiles(config.instance.has_accelerators):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,7 +26,9 @@ def replay(
     checkpoint was kept after the step. Writes nothing to the run. Exit code 3 if a figure differs by more than printed.
     """
     from hyperpod_ft.config.secrets import parted
+    from hyperpod_ft.launch import container
     from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.slurm.client import step as on_one_node
     from hyperpod_ft.launch.snapshot import code_for
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.jobs import job_python
@@ -35,14 +38,17 @@ def replay(
     run.journal.require_done("env", "there is no interpreter for its steps")
     directory, python = run.paths.directory.absolute(), job_python(run.paths).absolute()
     # nothing of the working directory, and no secret: a run file names the interpreter
-    environment = parted(os.environ).open | code_for(python, run.paths.code_copies)
+    # in the run's container, if it has one
+    inside = on_one_node(container.checked(run.config, run.paths)) if run.config.env.container else []
+    environment = parted(os.environ).open | code_for(Path() if inside else python, run.paths.code_copies)
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
     if not run.config.instance.has_accelerators:
         environment["OMP_NUM_THREADS"] = "1"  # as its jobs had: more threads add in another order
     sys.stdout.flush()
     os.chdir("/")
     try:
-        os.execve(python, [str(python), "-m", "hyperpod_ft.replay", str(directory), str(step)], environment)  # noqa: S606
+        command = [*inside, str(python), "-m", "hyperpod_ft.replay", str(directory), str(step)]
+        os.execvpe(command[0], command, environment)  # noqa: S606
     except OSError as error:
         problem = f"{python}: cannot run this interpreter: {error.strerror}"
         raise UserError(problem, "run the env stage, or correct env.python") from error

@@ -38,9 +38,14 @@ class Expectations:
     @property
     def environment_name(self) -> str | None:
         """The name of the file in pins/ for the environment that stage env builds; None if it builds none."""
-        if self.config is None or self.config.env.python is not None:
+        if self.config is None or self.config.env.python is not None or self.container:
             return None
         return rules_of(self.config.engine).environment_name(self.config)
+
+    @property
+    def container(self) -> str:
+        """The image that the run's stages run in; empty without one."""
+        return (self.config.env.container if self.config else None) or ""
 
     @property
     def instance(self) -> Instance | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.secrets import without_secrets
-from hyperpod_ft.doctor import machine, slurm, software, volume
+from hyperpod_ft.doctor import containers, machine, slurm, software, volume
 from hyperpod_ft.doctor.check import DoctorCheck, Expectations, described, run_checks
 from hyperpod_ft.doctor.node import NodeFindings, parse_output
 from hyperpod_ft.doctor.volume import scratch
@@ -75,11 +75,18 @@ def every_node(expected: Expectations) -> list[Finding]:
         fcntl.flock(probe, fcntl.LOCK_EX)
         with ThreadPoolExecutor() as pool:
             answers = [*pool.map(lambda group: _ask(expected, group, directory / "probe"), by_partition)]
+        contained = [
+            row
+            for group in by_partition
+            if expected.container
+            for row in containers.on_nodes(expected, group, directory)
+        ]
     by_node = {answer.node: answer for found, _ in answers for answer in found}
     silent = {node.name: why for (_, why), group in zip(answers, by_partition, strict=True) for node in group}
     rows = [_node_row(node, by_node.get(node.name), silent.get(node.name, "")) for node in nodes.values()]
     return [
         *sorted(rows, key=lambda row: row.name),
+        *contained,
         *_compare_nodes(expected, sorted(by_node.values(), key=lambda it: it.node)),
     ]
 

@@ -25,6 +25,7 @@ from hyperpod_ft.drivers import is_older
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.node_report import NodeReport, observe
+from hyperpod_ft.launch import torch_neuron
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
 
@@ -58,6 +59,8 @@ def check_node(probe: Path, instance_type: str, nodes: int, environment: str) ->
     report = observe(CATALOGUE[instance_type], nodes, probe.parent) if instance_type else None
     if report and environment in NEURON_DRIVERS and report.versions is not None:
         rows.append(check_driver(report.versions.get("neuron driver", ""), environment))
+    if environment == "torch-neuron" and (problem := torch_neuron.system_problem()):
+        rows.append(error("system", problem, torch_neuron.REMEDY))
     return NodeFindings(this_host().name, time.time(), tuple(rows), report)
 
 

@@ -11,7 +11,7 @@ from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.launch.render import Installation, render
-from hyperpod_ft.launch.slurm.site import HYPERPOD, SlurmSite, check_partition
+from hyperpod_ft.launch.slurm.site import HYPERPOD, PYXIS, SlurmSite, check_partition, pyxis_problem
 from hyperpod_ft.runs.run import Run
 
 _OLDEST = (21, 8)  # the oldest whose options and output the kit knows
@@ -24,6 +24,7 @@ def checks(expected: Expectations) -> list[DoctorCheck]:
         DoctorCheck("nodes", lambda: _nodes(expected)),
         DoctorCheck("jobs", lambda: _jobs(expected)),
         DoctorCheck("auto-resume", lambda: auto_resume(expected.site)),
+        *([DoctorCheck("container", lambda: _container(expected.site))] if expected.container else []),
         DoctorCheck("topology", lambda: _topology(expected.site)),
         DoctorCheck("accounting", lambda: _accounting(expected.site)),
     ]
@@ -115,13 +116,20 @@ def auto_resume(site: SlurmSite) -> Finding:
     """On HyperPod's nodes, training is started with an option of HyperPod's own plugin."""
     if not HYPERPOD.is_dir():
         return ok("auto-resume", f"not a node of HyperPod: no {HYPERPOD}")
-    if why := site.refuses_auto_resume():
+    if why := site.refuses("--auto-resume=1"):
         return error(
             "auto-resume",
             why,
             "srun must load HyperPod's plugin: see plugstack.conf there, or update HyperPod's software",
         )
     return ok("auto-resume", "srun accepts --auto-resume=1")
+
+
+def _container(site: SlurmSite) -> Finding:
+    """srun knows Pyxis's options; whether the nodes do what they say, `--nodes` finds out."""
+    if problem := pyxis_problem(site):
+        return error("container", problem, PYXIS)
+    return ok("container", "srun accepts --container-image")
 
 
 def _topology(site: SlurmSite) -> Finding:

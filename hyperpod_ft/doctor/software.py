@@ -12,6 +12,7 @@ from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.environments import interpreters
 from hyperpod_ft.environments.installation import why_not_found
 from hyperpod_ft.findings import Finding, error, ok, warning
+from hyperpod_ft.launch import torch_neuron
 from hyperpod_ft.planning.pins import (
     EVALUATION_ENVIRONMENT,
     PYTHON_VERSIONS,
@@ -42,13 +43,17 @@ def _kit(expected: Expectations) -> Finding:
 def _environment(expected: Expectations) -> Finding:
     """Stage env can make a virtual environment, or the given interpreter exists."""
     row, config = "virtual environment", expected.config
+    if expected.container:
+        return ok(row, f"made in the container {expected.container}")
     if config and config.env.python:
         if os.access(config.env.python, os.X_OK):
             return ok(row, f"env.python: {config.env.python}")
         return error(row, f"env.python: cannot run {config.env.python}", "correct it, or leave it out")
     kind = environment_kind(expected.environment_name or "torch")
-    if kind == "torch-neuron" and (image := interpreters.torch_neuron_of_image()):
+    if kind == "torch-neuron" and (image := torch_neuron.of_machine_image()):
         return ok(row, f"TorchNeuron of the image: {image}")
+    if kind == "torch-neuron" and (problem := torch_neuron.system_problem()):
+        return error(row, problem, torch_neuron.REMEDY)
     versions = PYTHON_VERSIONS.get(kind, (_this_python(),))
     if found := interpreters.find(versions):
         return ok(row, f"{found} can make them")
@@ -66,6 +71,8 @@ def _packages(expected: Expectations) -> Finding:
     # stage tasks makes the second, with env.python too
     evaluation = EVALUATION_ENVIRONMENT if config.eval and config.eval.python is None else None
     names = [made for made in (name, evaluation) if made]
+    if expected.container:
+        return warning("packages", "stage env installs in the container what the image lacks")
     if not names:
         return ok("packages", "env.python has its own; stage env imports them")
     pins = tuple(pin for made in names for pin in requirements(made))
@@ -78,7 +85,7 @@ def _pinned(config: RunConfig, kind: str, pins: tuple[str, ...]) -> Finding:
     if kind in PYTHON_VERSIONS and (found := interpreters.find(PYTHON_VERSIONS[kind])):
         version = interpreters.version_of(found)
     neuron = () if "neuron" not in kind else from_neuron_repositories(pins)
-    if kind == "torch-neuron" and interpreters.torch_neuron_of_image():
+    if kind == "torch-neuron" and torch_neuron.of_machine_image():
         neuron = ()
     others = [pin for pin in pins if pin not in neuron and pin.partition("=")[0].partition("[")[0] in _OTHERS]
     remedy = "check the network and env.package_repositories: AWS's Neuron repository, PyTorch's index of CPU builds"

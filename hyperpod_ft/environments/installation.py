@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.environments import interpreters
+from hyperpod_ft.environments import images, interpreters
 from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.launch import torch_neuron
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, from_neuron_repositories, read_pins
 
 # Does not import torch: its CUDA build needs libraries that are not installed yet.
@@ -159,6 +160,25 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
         _BUILDERS[kind](partial, environment.parent, pins, repositories)
 
 
+def build_inside(inside: Sequence[str], pins: Path, environment: Path) -> None:
+    """Create one in a container, on top of an interpreter of the image; `inside`: what runs programs there.
+
+    Raises UserError with the last line of what the program there says.
+    """
+    with _new_environment(pins, environment) as partial:
+        program = ["python3", "-m", "hyperpod_ft.environments.image_interpreter"]
+        done = subprocess.run(
+            [*inside, *program, str(partial / "bin" / "python"), str(pins)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        print(done.stdout, end="", flush=True)
+        if done.returncode:
+            raise images.failure("cannot add packages to the image's Python", done.stdout)
+
+
 def build_on_top_of(base: Path, pins: Path, environment: Path) -> None:
     """The same, with the packages of another environment too; `base`: its interpreter."""
     with _new_environment(pins, environment) as partial:
@@ -192,7 +212,7 @@ def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tup
 
 def _build_torch_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
     """On AWS's machine image with TorchNeuron, on top of its environment, which every node must then have."""
-    if image := interpreters.torch_neuron_of_image():
+    if image := torch_neuron.of_machine_image():
         print(f"env: using TorchNeuron of {image}", flush=True)
         interpreters.create_on_top_of(image, environment)
         install_others(environment / "bin" / "python", pins)

@@ -6,15 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.launch import container
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS
 
 # Of 1e9 bytes. The packages take about half of it; pip unpacks next to what it installs.
 ENVIRONMENT_GB = 10
-_IMAGES_ENVIRONMENTS = "aws_neuronx_venv_torch_neuronx_*/bin/python"  # in /opt, in AWS's machine images
 _SITE_PACKAGES = "import site; print(*site.getsitepackages(), sep=chr(10))"
 _SUITABLE = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 
@@ -62,12 +63,6 @@ def create_environment(environment: Path, shared: Path, versions: tuple[str, ...
             f"env: no Python {' or '.join(versions)} with ensurepip on this node, and no uv to install one",
             "install one on every node, or uv on this one, or set env.python to one with the packages",
         )
-
-
-def torch_neuron_of_image(directory: Path = Path("/opt")) -> Path | None:
-    """The interpreter of TorchNeuron's environment in AWS's machine images (DLAMI), the newest; None elsewhere."""
-    found = sorted(directory.glob(_IMAGES_ENVIRONMENTS), key=lambda path: [*map(int, re.findall(r"\d+", str(path)))])
-    return found[-1] if found else None
 
 
 def create_on_top_of(base: Path, environment: Path) -> None:
@@ -137,18 +132,22 @@ print(json.dumps(found))
 """
 
 
-def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]:
+def probe(python: Path, imports: tuple[str, ...], remedy: str, inside: Sequence[str] = ()) -> dict[str, Any]:
     """Versions of Python, of torch's CUDA and of every package of an interpreter, after importing `imports` in it.
 
-    Raises UserError when the interpreter is missing, or, with the `remedy`, cannot import them.
+    `inside`: what runs it in a container. Raises UserError when the interpreter is missing, or, with the `remedy`,
+    cannot import them.
     """
     # the kit's code is on PYTHONPATH; -P would need Python 3.11
     try:
-        done = subprocess.run([str(python), "-c", _PROBE, *imports], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*inside, str(python), "-c", _PROBE, *imports], capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise UserError(f"env.python: cannot run {python}: {error.strerror}", "correct it, or remove it") from error
     if done.returncode:
-        reason = last_line(done.stderr) or f"no error message, exit status {done.returncode} (negative: a signal)"
+        said = container.telling(done.stderr) if inside else last_line(done.stderr)
+        reason = said or f"no error message, exit status {done.returncode} (negative: a signal)"
         raise UserError(f"env: {python} cannot import {', '.join(imports)}: {reason}", remedy)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -61,6 +61,10 @@ class JobHost:
         """All hosts of the job; empty when Slurm does not answer."""
         return (self.name,)
 
+    def answers(self) -> dict[str, str]:
+        """Variables with what only this process can ask for, for hosts in containers. Raises UserError as above."""
+        return {}
+
     def on_every_host(self, command: list[str], stage: str, run_directory: str) -> list[str]:
         """What runs a command on every host. On Slurm, the script has put srun before it."""
         return command
@@ -97,6 +101,8 @@ class SlurmHost(JobHost):
     node_list: str = ""  # like node[1-4]
     partition: str = ""
     reserved: bool = False  # whether it runs in a reservation
+    first_address: str = ""  # in a container, as are the names: Slurm's answers outside
+    names: tuple[str, ...] = ()
 
     continued_by = "Slurm"
 
@@ -110,10 +116,16 @@ class SlurmHost(JobHost):
 
     def meeting_place(self) -> str:
         """Slurm is asked in every step for the first node: one that HyperPod has replaced has another address."""
-        return Slurm().first_node_address(self.job_id)
+        return self.first_address or Slurm().first_node_address(self.job_id)
 
     def host_names(self) -> Sequence[str]:
-        return Slurm().host_names(self.node_list)
+        return self.names or Slurm().host_names(self.node_list)
+
+    def answers(self) -> dict[str, str]:
+        return {
+            job_files.FIRST_ADDRESS: self.meeting_place(),
+            job_files.NODE_NAMES: " ".join(self.host_names()),
+        }
 
     def idle_nodes(self) -> int:
         return Slurm().idle_nodes(self.partition, reserved=self.reserved)
@@ -199,5 +211,7 @@ def this_host(environment: Mapping[str, str] = os.environ) -> JobHost:
             node_list=environment.get("SLURM_JOB_NODELIST", ""),
             partition=environment.get("SLURM_JOB_PARTITION", ""),
             reserved="SLURM_JOB_RESERVATION" in environment,
+            first_address=environment.get(job_files.FIRST_ADDRESS, ""),
+            names=tuple(environment.get(job_files.NODE_NAMES, "").split()),
         )
     return JobHost(os.uname().nodename, attempt=int(environment.get(job_files.ATTEMPT_NUMBER, "0")) + before)

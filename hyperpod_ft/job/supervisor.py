@@ -47,6 +47,7 @@ _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
 _REPORT_POLL_SECONDS = 0.2  # files there that one process looks for
 # How long the command may take to end once the record is written; then again between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 10
+_CONTAINER_GRACE_SECONDS = 120  # in which Pyxis removes its files, gigabytes, from the nodes' disks
 _TERMINATION_SECONDS = 5
 _REQUEUE_WAIT_SECONDS = 120
 # How much later than the command, or than the first report of a failure, this process may get a signal; the second when
@@ -64,6 +65,7 @@ class Signals:
     def __init__(self, host: JobHost) -> None:
         self.received = 0
         self.host = host
+        self.grace_seconds = _GRACE_SECONDS
         self.child: subprocess.Popen[bytes] | None = None
         self._attempts = 0  # of the child
         self._first_at = 0.0
@@ -118,6 +120,9 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     while True:
         earlier = attempts.of_submission(run.journal, stage, job_id)
         growth = Growth(run, signals.host, earlier)
+        if run.config.env.container:
+            with contextlib.suppress(UserError):  # without an answer the nodes fail, and the attempt is repeated
+                os.environ.update(signals.host.answers())
         attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
         measured = run.journal.references_measured() > references
         attempt = replace(attempt, measured=measured, grows=growth.is_due, nodes=signals.host.nodes)
@@ -136,7 +141,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
             decision = decide(attempt, earlier)
         _print(stage, decision)
         if signals.child is not None and attempt.failures and not attempt.signal:
-            _let_end(signals.child)
+            _let_end(signals.child, signals.grace_seconds)
         if decision.action == "end":
             return decision.status
         attempts.add(run.paths, stage, attempt)
@@ -164,11 +169,11 @@ def _requeue(job_id: str, signals: Signals) -> None:
             return
 
 
-def _let_end(child: "subprocess.Popen[bytes]") -> None:
+def _let_end(child: "subprocess.Popen[bytes]", seconds: float) -> None:
     """Have the programs on the nodes end, which may still wait for a word."""
     words.leave(child)
     try:
-        child.wait(_GRACE_SECONDS)
+        child.wait(seconds)
     except subprocess.TimeoutExpired:
         end(child, _TERMINATION_SECONDS)
 
@@ -278,7 +283,7 @@ def _wait(
             if recorded_at:
                 words.leave(child)
         over_since = recorded_at or reports.hung_at
-        if over_since and now - over_since > _GRACE_SECONDS:
+        if over_since and now - over_since > (signals.grace_seconds if recorded_at else _GRACE_SECONDS):
             print(f"{stage}: {'done' if recorded_at else 'hangs'}; ending what still runs on the nodes", flush=True)
             end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
             return "record" if recorded_at else "hang"
@@ -316,6 +321,8 @@ def main() -> int:
     except UserError as error:
         print_error(stage, str(error))
         return EXIT_USER_ERROR
+    if run.config.env.container:
+        signals.grace_seconds = _CONTAINER_GRACE_SECONDS
     marker = run.paths.exit_marker(stage, own_job_id())
     publish.remove(marker)  # left before the job was requeued
     with publishing_metrics(run) if stage == "train" else contextlib.nullcontext():

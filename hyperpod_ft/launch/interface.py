@@ -71,6 +71,8 @@ class Launcher(ABC):
     name: ClassVar[str]  # `slurm`, `process` or `sagemaker`
     # Whether its jobs write to this machine's volume, use the environments there, and can wait for those of other runs.
     shares_volume: ClassVar[bool] = True
+    # Whether the stages of a run with env.container run in it.
+    starts_containers: ClassVar[bool] = False
     # Whether a job runs several stages, one after the other, and is created when its turn comes.
     groups_stages: ClassVar[bool] = False
 

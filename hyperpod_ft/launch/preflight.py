@@ -1,5 +1,6 @@
 """Checks before any job is submitted: what a submission would do, and what it refuses."""
 
+import contextlib
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,9 +13,13 @@ from hyperpod_ft.data import source_files
 from hyperpod_ft.data.text.prompts import check_prompt
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import container, torch_neuron
 from hyperpod_ft.launch.decision import decide
 from hyperpod_ft.launch.interface import JobPreview
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.slurm.launcher import slurm_of
+from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
+from hyperpod_ft.launch.slurm.site import HYPERPOD, PYXIS, SlurmSite, pyxis_problem
 from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.engine_rules import rules_of
@@ -115,8 +120,13 @@ def check_run(run: Run) -> TrainingFit | None:
         # a chat takes the model's own template
         if isinstance(prompt, dict):
             check_prompt(asked, prompt, f"generate.prompts.{number}")
-    if run.config.env.python:
+    if run.config.env.container:
+        _check_container(run)
+    elif run.config.env.python:
         _check_python(run.config, Path(run.config.env.python))
+    # HyperPod's nodes all have the system of this one; elsewhere doctor and stage env say so
+    if HYPERPOD.is_dir() and torch_neuron.is_installed_for(run.config) and (problem := torch_neuron.system_problem()):
+        raise UserError(f"env: {problem}", torch_neuron.REMEDY)
     tracking = run.config.tracking.python
     if tracking and not run.config.has_other_interpreters and not Path(tracking).exists():
         raise UserError(f"tracking.python: no such file: {tracking}", "correct it, or leave it out")
@@ -127,6 +137,18 @@ def check_run(run: Run) -> TrainingFit | None:
     fit = check_all_nodes(run.config, run.plan.degrees, directory, certificate, teacher)
     check_trainable(run)
     return fit
+
+
+def _check_container(run: Run) -> None:
+    """Its image and mounts; and srun, where there is a Slurm here."""
+    container.check_mounts(run.config)
+    image = run.config.env.container
+    if image and image.startswith("/") and not Path(image).exists():
+        raise UserError(f"env.container: no such file: {image}", "correct it")
+    site = SlurmSite(slurm_of(run).environment)
+    with contextlib.suppress(SlurmUnreachableError):
+        if site.configured and (problem := pyxis_problem(site)):
+            raise UserError(f"env.container: {problem}", PYXIS)
 
 
 def _check_python(config: RunConfig, python: Path) -> None:

@@ -14,6 +14,7 @@ import jinja2
 from hyperpod_ft import __version__
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.launch import container
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.plan import Resources, StagePlan
 from hyperpod_ft.runs.job_files import JOB_ID, NODES, banner
@@ -86,13 +87,18 @@ def _context(
     run: Run, job: str, resources: Resources, installation: Installation, with_network: bool, starts_ranks: bool
 ) -> dict[str, Any]:
     """What the templates read. `job` is a stage's name, or that of a job outside the stages."""
-    if with_network:
+    # stage env starts srun itself, for what it does in the container
+    contained = run.config.env.container is not None and job not in ("env", "download")
+    if with_network and not (contained and job == "tasks"):
         python, remedy = installation.python, "install hyperpod-ft on the shared volume"
     elif job == "eval":
         python, remedy = run.paths.evaluation_python, "run the tasks stage, or correct eval.python"
     else:
         python, remedy = run.paths.python, "run the env stage, or correct env.python"
     fewest = run.config.cluster.min_nodes if job == "train" else None
+    allocation = _ALLOCATION.get(run.config.instance.device, {})
+    cache = run.paths.neuron_cache if "precompile" in run.plan else None
+    of_engine = rules_of(run.config.engine).variables(run.config, cache)
     return {
         "stage": job,
         "banner": banner(job, f"${JOB_ID}"),
@@ -115,11 +121,13 @@ def _context(
         "offline": not with_network,
         "python": python,
         "interpreter_remedy": remedy,
+        "kit": installation.python,
+        "container": container.options(run.config, run.paths, [*allocation, *of_engine]) if contained else (),
+        "mounts": container.mounts(run.config),
+        "publishes": contained and job == "generate" and bool(run.config.tracking.trackers),
         "code": installation.code,
-        "allocation": _ALLOCATION.get(run.config.instance.device, {}),
-        "of_engine": rules_of(run.config.engine).variables(
-            run.config, run.paths.neuron_cache if "precompile" in run.plan else None
-        ),
+        "allocation": allocation,
+        "of_engine": of_engine,
         "version": __version__,
     }
 

@@ -38,7 +38,7 @@ def submit(
     Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
     plan the run differently; TrainsAgainError when it would train again without having been asked to.
     """
-    launcher = launchers.named(launcher_name)
+    launcher = _launcher_for(run, launchers, launcher_name)
     _check_before_writing(run, selection)
     with _alone(run):
         _refuse_active_jobs(run.paths, launchers.at_work(run, launcher_name))
@@ -60,6 +60,7 @@ def submit_missing(
     stage begins that starts ranks. Completes what a killed submission has left: its jobs are kept, and later ones wait
     for them. Returns the new jobs. Raises UserError as `submit` does.
     """
+    launcher = _launcher_for(run, launchers, launcher_name)
     everything = Selection()
     _check_before_writing(run, everything)
     with _alone(run):
@@ -69,7 +70,7 @@ def submit_missing(
         elif any(job.launcher != launcher_name for job in active):
             return ()  # jobs of one launcher cannot wait for those of another
         doing = {**others, **{job.stage: Dependency(str(run.paths.directory), job.job_id) for job in active}}
-        return _carry_out(decide(run, everything, doing, before_ranks), run, launchers.named(launcher_name))
+        return _carry_out(decide(run, everything, doing, before_ranks), run, launcher)
 
 
 def prepare(run: Run, launchers: Launchers) -> list[Path]:
@@ -96,6 +97,16 @@ def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
         for stage in run.plan.stages:
             publish.remove(run.paths.secrets(stage.name))
     return tuple(jobs)
+
+
+def _launcher_for(run: Run, launchers: Launchers, name: str) -> Launcher:
+    launcher = launchers.named(name)
+    if run.config.env.container and not launcher.starts_containers:
+        raise UserError(
+            f"env.container: launcher {name} starts nothing in it",
+            "remove it, or submit to Slurm; the image of training jobs is sagemaker.image",
+        )
+    return launcher
 
 
 def _check_before_writing(run: Run, selection: Selection) -> None:

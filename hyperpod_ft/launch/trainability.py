@@ -39,7 +39,7 @@ def check_trainable(run: Run) -> None:
     """Raise UserError when it is known that the model cannot be loaded, adapted or consolidated."""
     directory = config_directory(run.config)
     python = job_python(run.paths)
-    if run.config.engine != "torch" or directory is None or not python.exists():
+    if run.config.engine != "torch" or directory is None or run.config.env.container or not python.exists():
         return
     if not is_adapter_known(run.config):
         return

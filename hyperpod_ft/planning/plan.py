@@ -246,7 +246,8 @@ def _certified(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
 
 
 def _packages(config: RunConfig) -> Any:
-    return config.env.python or [requirements(rules_of(config.engine).environment_name(config))]
+    packages = config.env.python or [requirements(rules_of(config.engine).environment_name(config))]
+    return [config.env.container, packages] if config.env.container else packages
 
 
 def _benchmarks(config: RunConfig, _: Degrees) -> dict[str, Any]:

@@ -17,6 +17,8 @@ JOB_BEGAN = "HYPERPOD_FT_JOB_BEGAN"
 PYTHON = "HYPERPOD_FT_PYTHON"
 # How many nodes a job has that may have fewer than its run wants.
 NODES = "HYPERPOD_FT_NODES"
+# Set for what runs in a container of a Slurm job, which lacks Slurm's programs: the first node's address, all names.
+FIRST_ADDRESS, NODE_NAMES = "HYPERPOD_FT_FIRST_ADDRESS", "HYPERPOD_FT_NODE_NAMES"
 # Holds the directory for the failures and node reports of one attempt.
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
 # Set where a job step has made earlier attempts: how many.

@@ -22,6 +22,13 @@ def directory_of(root: Path, full_name: str) -> Path:
     return runs_directory(root) / full_name
 
 
+def image_file(root: Path, given: str | None) -> Path | None:
+    """The file of the image in `env.container`, of a run below `root`; None without one."""
+    if given is None or given.startswith("/"):
+        return Path(given) if given else None
+    return root / "envs" / f"image-{text_sha256(given)[:16]}.sqsh"
+
+
 @dataclass(frozen=True)
 class RunPaths(TrainingPaths):
     """Every path of a run, from its resolved run file and its plan."""
@@ -241,8 +248,13 @@ class RunPaths(TrainingPaths):
         return self.root / "envs" / self._plan["env"].fingerprint
 
     @property
+    def image(self) -> Path | None:
+        """The container's image: the file in `env.container`, or what stage `env` makes of a registry's."""
+        return image_file(self.root, self._config.env.container)
+
+    @property
     def python(self) -> Path:
-        """The interpreter of the stages that need torch."""
+        """The interpreter of the stages that need torch; with `env.container`, in the container."""
         given = self._config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
@@ -264,7 +276,8 @@ class RunPaths(TrainingPaths):
     @property
     def evaluation_environment(self) -> Path:
         """The virtual environment that stage `tasks` builds: this run's, with lm-evaluation-harness."""
-        parts = [*requirements(EVALUATION_ENVIRONMENT), str(self.python)]
+        image = filter(None, [self._config.env.container])
+        parts = [*requirements(EVALUATION_ENVIRONMENT), str(self.python), *image]
         return self.root / "envs" / f"eval-{text_sha256(chr(10).join(parts))[:16]}"
 
     @property

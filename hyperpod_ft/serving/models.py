@@ -39,10 +39,15 @@ class Models:
     def python(self) -> Path:
         """The interpreter that has torch: that of the run, or this one.
 
-        Training jobs make their environment in their containers: then there may be none here.
+        Training jobs make their environment in their containers: then there may be none here. That of `env.container`
+        works only in it.
         """
         run = self.run
-        if run is None or (run.config.has_other_interpreters and not run.paths.python.exists()):
+        if (
+            run is None
+            or run.config.env.container
+            or (run.config.has_other_interpreters and not run.paths.python.exists())
+        ):
             return Path(sys.executable)
         return run.paths.python
 

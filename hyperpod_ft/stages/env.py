@@ -3,8 +3,9 @@
     python -m hyperpod_ft.stages.env RUN_DIR
 
 Runs with the kit's own interpreter. With `env.python` it checks that interpreter; otherwise it builds a virtual
-environment below `cluster.root` from the engine's pins. Host packages and drivers are never touched. In a training
-job's container it checks the interpreter that the container has prepared.
+environment below `cluster.root` from the engine's pins. Host packages and drivers are never touched. With
+`env.container` it fetches the image, and does both in the container. In a training job's container it checks the
+interpreter that the container has prepared.
 """
 
 import os
@@ -12,11 +13,16 @@ import platform
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.environments.installation import build
+from hyperpod_ft.environments.images import fetch
+from hyperpod_ft.environments.installation import build, build_inside
 from hyperpod_ft.environments.interpreters import check_sharded_experts, check_torch_neuron, probe
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.node_report import UNKNOWN_FORMAT, neuron_devices, neuron_ls
+from hyperpod_ft.launch import container, torch_neuron
+from hyperpod_ft.launch.slurm.client import step
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
 from hyperpod_ft.processes import signal_all, tree
@@ -33,13 +39,24 @@ _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "tra
 
 
 def work(run: Run) -> stage.Result:
-    config, rules, outputs = run.config, rules_of(run.config.engine), []
+    config, rules, outputs = run.config, rules_of(run.config.engine), list[Path]()
+    inside: list[str] = []
+    if config.env.container and (image := run.paths.image):
+        inside = step(container.checked(config, run.paths))
+        if not config.env.container.startswith("/"):
+            fetch(config.env.container, image)
+            outputs.append(image)
     if config.env.python is None and PYTHON not in os.environ:
         pins = pins_file(rules.environment_name(config))
-        build(pins, run.paths.environment_path, environment_kind(pins.stem), config.env.package_repositories)
-        outputs = [run.paths.environment_path / "pyvenv.cfg"]
+        if inside:
+            build_inside(inside, pins, run.paths.environment_path)
+        else:
+            if torch_neuron.is_installed_for(config) and (problem := torch_neuron.system_problem()):
+                raise UserError(f"env: {problem}", torch_neuron.REMEDY)
+            build(pins, run.paths.environment_path, environment_kind(pins.stem), config.env.package_repositories)
+        outputs.append(run.paths.environment_path / "pyvenv.cfg")
     python = job_python(run.paths)
-    found = probe(python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config))
+    found = probe(python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config), inside)
     print(f"env: {python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
         check_torch_neuron(python, found)
@@ -48,6 +65,8 @@ def work(run: Run) -> stage.Result:
     if chosen.expert_parallel > 1 and shards:
         check_sharded_experts(python, found)
     facts: dict[str, Any] = {"interpreter": str(python), **found}
+    if inside:
+        facts["container"] = config.env.container
     if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
             print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)

@@ -16,12 +16,15 @@ from hyperpod_ft.config.fields import (
     TimeLimit,
     matches,
     no_control_characters,
+    plain_path,
     shortened,
     shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE, alternatives
 from hyperpod_ft.config.secrets import is_secret
 
+# An image of a registry, with a tag or digest: a name alone would be another image every month.
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9._-]*(:\d+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
 _RESERVED_NAMES = re.compile(
@@ -134,16 +137,44 @@ class PythonEnvironment(Section):
         description="Interpreter to use, or `current` for the one that runs hyperpod-ft. If not set, stage `env`"
         " creates a virtual environment below `cluster.root`.",
     )
+    container: str | None = Field(
+        None,
+        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`, or a"
+        " `.sqsh` file by its absolute path.",
+    )
+    container_mounts: tuple[PlainPath, ...] = Field(
+        (),
+        description="More directories that jobs see in the container.",
+    )
     sdk: Literal["2.26.1", "2.28.0"] = Field(
         "2.26.1",
-        description="Engine neuron: version of the AWS Neuron SDK to install. optimum-neuron 0.4.5 was released with"
-        " `2.26.1`; `2.28.0` is newer.",
+        description="Engine neuron: version of the AWS Neuron SDK to install; optimum-neuron 0.4.5 was released with"
+        " `2.26.1`.",
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
         description="Trainium: URLs of package indexes, or directories of wheels, with the Neuron packages and PyTorch"
         " (docs/engines.md). If not set, pip's own configuration must name them; `init` sets it.",
     )
+
+    @field_validator("container")
+    @classmethod
+    def _image(cls, value: str | None) -> str | None:
+        if value is None or (value.startswith("/") and value.endswith(".sqsh") and plain_path(value)):
+            return value
+        name = value.removeprefix("docker://").replace("#", "/", 1)
+        if not _IMAGE.fullmatch(name):
+            raise ValueError(
+                "must be an image with its tag or digest, such as public.ecr.aws/docker/library/python:3.12, or the"
+                " absolute path of a .sqsh file"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _mounts_of_a_container(self) -> "PythonEnvironment":
+        if self.container_mounts and self.container is None:
+            raise ValueError("container_mounts: has no effect without container; remove it")
+        return self
 
 
 class Tracking(Section):

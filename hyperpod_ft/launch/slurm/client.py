@@ -29,6 +29,11 @@ _SHORT_SECONDS = 5.0  # while a supervisor looks after nothing else
 _SHOWN = ("JobState", "Reason", "RunTime", "NodeList", "JobName", "WorkDir", "Comment")
 
 
+def step(options: Sequence[str]) -> list[str]:
+    """The command of one task on one node of this job, or, outside of one, in a job of its own."""
+    return ["srun", "--nodes=1", "--ntasks=1", *options]
+
+
 @dataclass(frozen=True)
 class ListedJob:
     """A job as squeue, sacct or scontrol lists it. sacct keeps no comment on most clusters."""

@@ -83,6 +83,7 @@ class SlurmLauncher(Launcher):
     """The Slurm cluster of each run."""
 
     name: ClassVar[str] = _NAME
+    starts_containers: ClassVar[bool] = True
 
     def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment.

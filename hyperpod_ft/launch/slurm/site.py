@@ -95,10 +95,10 @@ class SlurmSite:
             raise failure("sbatch", done.stderr, "")
         return message_of(done.stderr) if done.returncode else ""
 
-    def refuses_auto_resume(self) -> str:
-        """Why srun refuses HyperPod's option, in its words; empty if it knows it."""
+    def refuses(self, option: str) -> str:
+        """Why srun refuses an option of a plugin, in its words; empty if it knows it."""
         # srun reads its options in their order, and prints its version only after those before it
-        done = self._run(["srun", "--auto-resume=1", "--version"])
+        done = self._run(["srun", option, "--version"])
         first = (done.stderr.strip() or "gave no error message").splitlines()[0]
         return first if done.returncode else ""
 
@@ -133,6 +133,11 @@ class SlurmSite:
         return done.stdout, done.stderr
 
     @property
+    def configured(self) -> bool:
+        """Whether these programs are on PATH, and know of a cluster."""
+        return self.installed and not self._run(["srun", "--version"]).returncode
+
+    @property
     def installed(self) -> bool:
         """Whether Slurm's programs are on PATH."""
         return shutil.which("sbatch") is not None
@@ -151,6 +156,15 @@ class SlurmSite:
             if not name.startswith("SLURM_") or name == "SLURM_CONF"
         }
         return run(command, outside | dict(self.environment), Path("/"), seconds)
+
+
+PYXIS = "load Pyxis in plugstack.conf, here and on every node (docs/install.md#containers), or remove env.container"
+
+
+def pyxis_problem(site: SlurmSite) -> str:
+    """Why srun here starts nothing in containers; empty if it does. Raises UserError without an answer of srun."""
+    why = site.refuses("--container-image=none")
+    return f"srun has no --container-image: {why}" if why else ""
 
 
 HYPERPOD = Path("/opt/sagemaker_cluster")  # exists only on HyperPod's nodes

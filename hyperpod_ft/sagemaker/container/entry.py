@@ -17,10 +17,11 @@ import traceback
 from pathlib import Path
 from typing import Callable, Mapping
 
+from hyperpod_ft.environments import image_interpreter
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import job_files
 from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, MAX_RUNTIME, NOTICE_STATUS, TERMINATED_STATUS, notice_seconds
-from hyperpod_ft.sagemaker.container import drivers, interpreter, messages, on_every_host
+from hyperpod_ft.sagemaker.container import drivers, messages, on_every_host
 from hyperpod_ft.sagemaker.container.command_client import ContainerCommands
 from hyperpod_ft.sagemaker.container.host import FSX, ML, VERIFIED_CODE, ContainerHost, link_root, write_failure_reason
 from hyperpod_ft.sagemaker.container.on_every_host import STORE, serve_first_host
@@ -93,7 +94,7 @@ def work() -> int:
 def prepare(host: ContainerHost, commands: ContainerCommands, python: Path) -> None:
     """Make the interpreter, look at drivers, and pull the run. Raises UserError: the first stage has failed then."""
     try:
-        interpreter.prepare(python, host.parameters.pins, Path(VERIFIED_CODE))
+        image_interpreter.prepare(python, host.parameters.pins, Path(VERIFIED_CODE))
         drivers.look(python, host.parameters.pins, VERIFIED_CODE)
         os.environ.update(variables(host, python))
         commands.pull_run()

@@ -21,6 +21,7 @@ from hyperpod_ft.environments import installation, interpreters
 from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import torch_neuron
 from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, from_neuron_repositories, read_pins, requirements
 from hyperpod_ft.planning.torch import rules as torch_rules
@@ -228,7 +229,7 @@ def test_torch_neuron_is_installed_from_its_repositories(
 ) -> None:
     """Engine torch on Trainium, on a node without AWS's own environment."""
     monkeypatch.setitem(PYTHON_VERSIONS, "torch-neuron", (HERE,))
-    monkeypatch.setattr(interpreters, "torch_neuron_of_image", lambda: None)
+    monkeypatch.setattr(torch_neuron, "of_machine_image", lambda: None)
     build(pins, tmp_path / "envs" / "0123", "torch-neuron", (f"{indexes}/aws", f"{indexes}/cpu"))
     found = probe(tmp_path / "envs" / "0123" / "bin" / "python", ("torch_neuronx", "others"), "")["packages"]
     assert (found["torch-neuronx"], found["torch"]) == ("2.8", "2.8.0+cpu")
@@ -241,10 +242,10 @@ def test_an_image_with_torch_neuron_gives_its_packages(
     images = tmp_path / "opt"
     script(images / "aws_neuronx_venv_torch_neuronx_2_9_0" / "bin" / "python", "exit 1 # it is not the newest")
     shutil.copytree(empty_environment, images / "aws_neuronx_venv_torch_neuronx_2_14_0", symlinks=True)
-    image = interpreters.torch_neuron_of_image(images)
+    image = torch_neuron.of_machine_image(images)
     assert image and image.parts[-3] == "aws_neuronx_venv_torch_neuronx_2_14_0"
     installation.install_neuron(image, _only_neuron(pins), (f"{indexes}/aws", f"{indexes}/cpu"))
-    monkeypatch.setattr(interpreters, "torch_neuron_of_image", lambda: image)
+    monkeypatch.setattr(torch_neuron, "of_machine_image", lambda: image)
     build(pins, tmp_path / "envs" / "0123", "torch-neuron")
     environment = tmp_path / "envs" / "0123"
     found = probe(environment / "bin" / "python", ("torch", "torch_neuronx", "others"), "")["packages"]

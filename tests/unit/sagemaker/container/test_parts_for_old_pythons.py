@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[4]
 PARTS = (
     *sorted((ROOT / "hyperpod_ft/sagemaker/container").glob("*.py")),
-    *(ROOT / "hyperpod_ft" / part for part in ("errors.py", "runs/job_files.py")),
+    *(ROOT / "hyperpod_ft" / part for part in ("errors.py", "runs/job_files.py", "environments/image_interpreter.py")),
 )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.environments import image_interpreter as interpreter
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sagemaker.container import interpreter
 
 PINS = """
 # comment
@@ -54,7 +54,7 @@ def test_what_is_no_pin_is_named(line: str) -> None:
 
 
 def test_dependencies_come_with_the_pins_or_from_pip() -> None:
-    directory = Path(interpreter.__file__).parents[2] / "pins"
+    directory = Path(interpreter.__file__).parents[1] / "pins"
     for name, without in (("torch", ["--no-deps"]), ("neuron-2.26.1", []), ("torch-neuron", [])):
         lines = (directory / f"{name}.txt").read_text().splitlines()
         assert interpreter.options(lines) == without
@@ -67,14 +67,25 @@ def test_every_environment_gets_the_packages_for_aws(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command))
     monkeypatch.setattr(interpreter, "_installed", lambda _: None)
     for name in ("torch", "neuron-2.26.1"):
-        interpreter.install(Path("/python"), Path(interpreter.__file__).parents[2] / "pins" / f"{name}.txt")
+        interpreter.install(Path("/python"), Path(interpreter.__file__).parents[1] / "pins" / f"{name}.txt")
         assert "--no-deps" in ran[-1]
         assert {"awscrt", "boto3"} <= {argument.partition("==")[0] for argument in ran[-1]}
 
 
+def test_an_image_with_torch_neuron_keeps_all_that_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS's image has a newer torch than the pins; pip would take another build from the usual index."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command))
+    monkeypatch.setattr(interpreter, "_installed", {"torch-neuronx": "2.14.3.0", "torch": "2.14.0"}.get)
+    interpreter.install(Path("/python"), Path(interpreter.__file__).parents[1] / "pins" / "torch-neuron.txt")
+    installed = {argument.partition("==")[0] for argument in ran[0] if "==" in argument}
+    assert {"transformers", "peft"} <= installed
+    assert installed.isdisjoint({"torch", "torch-neuronx", "neuronx-cc", "nki"})
+
+
 def test_the_pins_for_aws_are_the_tested_packages() -> None:
     """boto3[crt], with the version of awscrt that this botocore takes."""
-    file = Path(interpreter.__file__).parents[2] / "pins" / "aws.txt"
+    file = Path(interpreter.__file__).parents[1] / "pins" / "aws.txt"
     pinned = dict(line.split("==") for line in file.read_text().splitlines() if "==" in line)
     assert pinned == {name: metadata.version(name) for name in pinned}
     needed = metadata.requires("botocore") or []

@@ -1,9 +1,12 @@
 """A container's interpreter for the stages: the image's own, or a virtual environment on top of it, with the pins.
 
-    python -m hyperpod_ft.sagemaker.container.interpreter PYTHON PINS    makes the environment of PYTHON, by its base
+    python3 -m hyperpod_ft.environments.image_interpreter PYTHON PINS             makes it, with a base of the image
+    python3 -m hyperpod_ft.environments.image_interpreter PYTHON PINS --on-this   makes it with this interpreter
 
 The environment holds only what the image lacks or has in another version. An image with the pinned torch keeps its own
-build, with its CUDA libraries: nothing large is downloaded.
+build, with its CUDA libraries: nothing large is downloaded. One with TorchNeuron keeps it, and all that belongs to it.
+
+Runs before there is any package: standard library of Python 3.8 only, with `--on-this` of Python 3.10.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ import shutil
 import site
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Iterable
 
-from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, last_line, print_error
 
 # Where AWS's images have Python, besides PATH.
 _DIRECTORIES = ("/opt/venv/bin", "/opt/conda/bin", "/usr/local/bin", "/usr/bin")
@@ -31,6 +34,9 @@ sys.exit(2 if sys.version_info < (3, 10) else importlib.util.find_spec("torch") 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+).*")  # a name, perhaps with extras, and a version
 _OF_TORCH = ("nvidia-", "cuda-", "triton")  # packages that torch brings with it
 _AWS = "aws.txt"  # beside the pins of the engines, for the kit's transfers and requests
+_MODULE = "hyperpod_ft.environments.image_interpreter"
+_TORCH_NEURON = "torch-neuron"  # pins of which an image has its own versions
+_ON_THIS = "--on-this"
 
 
 def prepare(python: Path, pins: str, code: Path) -> None:
@@ -42,7 +48,7 @@ def prepare(python: Path, pins: str, code: Path) -> None:
     base = _base()
     print(f"interpreter: {base} with the packages of {pins}, in {python.parent.parent}", flush=True)
     done = subprocess.run(
-        [base, "-m", "hyperpod_ft.sagemaker.container.interpreter", str(python), str(code / pins)],
+        [base, "-m", _MODULE, str(python), str(code / pins), _ON_THIS],
         env={**os.environ, "PYTHONPATH": str(code)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -70,7 +76,9 @@ def _base() -> str:
                 return candidate
             second = second or (candidate if status == 1 else None)
     if second is None:
-        raise UserError("no Python 3.10 or newer with ensurepip in this image", "set sagemaker.image to another one")
+        raise UserError(
+            "no Python 3.10 or newer with ensurepip in this image", "set sagemaker.image or env.container to another"
+        )
     return second
 
 
@@ -129,11 +137,29 @@ def install(python: Path, pins: Path) -> None:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     for file in (pins, pins.with_name(_AWS)):
         lines = file.read_text(encoding="utf-8").splitlines()
+        if file.stem == _TORCH_NEURON and _installed("torch-neuronx"):
+            from hyperpod_ft.planning.pins import from_neuron_repositories  # noqa: PLC0415 - needs Python 3.9
+
+            own = from_neuron_repositories(tuple(lines))
+            lines = [line for line in lines if line not in own]
         if missing := to_install(lines, _installed):
             print(f"interpreter: installing {len(missing)} packages of {file.name}", flush=True)
             subprocess.run([*pip, *options(lines), *missing], check=True)
 
 
+def main(python: Path, pins: Path, *options: str) -> int:
+    """Run the command line; returns the exit status."""
+    if options == (_ON_THIS,):
+        create(python)
+        install(python, pins)
+        return 0
+    try:
+        prepare(python, str(pins), Path(__file__).resolve().parents[2])
+    except UserError as error:
+        print_error("env", str(error))
+        return EXIT_USER_ERROR
+    return 0
+
+
 if __name__ == "__main__":
-    create(Path(sys.argv[1]))
-    install(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]))

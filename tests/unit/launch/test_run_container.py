@@ -1,0 +1,151 @@
+"""Jobs in a container: what their scripts give to srun, which images and paths are refused, and which launchers."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import container, preflight, torch_neuron
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.preflight import check_run
+from hyperpod_ft.launch.render import render
+from hyperpod_ft.launch.slurm.site import SlurmSite
+from hyperpod_ft.launch.submit import submit
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
+from tests import golden
+from tests.conftest import MakeRun
+from tests.programs import write_program
+from tests.unit.launch.test_render import INSTALLATION, of_recipe, without_names
+
+IMAGE = "registry.example/neuron/torch:2.14-ubuntu26.04"
+RECIPE = "llama3-8b-lora-trn2"
+
+
+def contained(**env: Any) -> Run:
+    values = yaml_file.parse(run_file.RUN_FILE, run_file.find(RECIPE))
+    values["env"] = {"container": IMAGE, "container_mounts": ["/fsx/cache"], **env}
+    return Run.of(run_file.resolve(run_file.validate(values, RECIPE), Path("/")))
+
+
+def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_path: Path) -> None:
+    base = render(of_recipe(RECIPE), INSTALLATION)
+    text = "".join(
+        f"== {stage}\n{golden.difference(without_names(base[stage]), without_names(script))}"
+        for stage, script in render(contained(), INSTALLATION).items()
+        if stage in ("env", "train", "generate")
+    )
+    scripts = [tmp_path / stage for stage in ("env", "train", "generate")]
+    for script in scripts:
+        script.write_text(render(contained(), INSTALLATION)[script.name])
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    golden.check(Path(__file__).parent / "golden" / "container.diff", text)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("docker://public.ecr.aws#neuron/torch:2", "docker://public.ecr.aws#neuron/torch:2"),
+        ("host:5000/torch:2", "docker://host:5000#torch:2"),
+        ("nvidia/cuda:13", "docker://nvidia/cuda:13"),
+        (f"org/x@sha256:{'0' * 64}", f"docker://org/x@sha256:{'0' * 64}"),
+    ],
+)
+def test_an_image_is_named_as_enroot_reads_it(make_run: MakeRun, given: str, read: str) -> None:
+    image = make_run(env={"container": given}).config.env.container
+    assert image and container.registry_uri(image) == read
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"container": "public.ecr.aws/neuron/torch"},  # of no version
+        {"container": "images/torch.sqsh"},
+        {"container": "org/x:1 --container-save=/etc/x"},
+        {"container_mounts": ["/fsx/cache"]},
+    ],
+)
+def test_what_is_no_image_is_refused(make_run: MakeRun, env: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"env\.container|container_mounts") as error:
+        make_run(env=env)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_image_is_part_of_the_environment_and_not_of_the_training(make_run: MakeRun) -> None:
+    plain, first, second = (make_run(env=env).plan for env in ({}, {"container": "a/b:1"}, {"container": "a/b:2"}))
+    assert len({plan["env"].fingerprint for plan in (plain, first, second)}) == 3
+    assert plain.run_id == first.run_id == second.run_id
+
+
+def test_what_cannot_run_is_refused_before_a_job_starts(make_run: MakeRun, tmp_path: Path) -> None:
+    lost = str(tmp_path / "lost.sqsh")
+    with pytest.raises(UserError, match=r"env\.container: no such file: .*lost\.sqsh"):
+        check_run(make_run(env={"container": lost}))
+    with pytest.raises(UserError, match=r"contains ' ', which Pyxis cannot mount"):
+        check_run(make_run(env={"container": "a/b:1", "container_mounts": ["/fsx/two words"]}))
+    with pytest.raises(UserError, match=r"env\.container: launcher process starts nothing in it; .*Slurm"):
+        submit(make_run(env={"container": "a/b:1"}), Launchers(), Selection(), "process")
+
+
+def test_a_head_node_without_pyxis(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = "echo \"srun: unrecognized option '--container-image=none'\" >&2; exit 1"
+    write_program(tmp_path / "srun", f'[[ "$*" == --version ]] && exit 0; {unknown}')
+    write_program(tmp_path / "sbatch", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert SlurmSite().configured
+    with pytest.raises(UserError, match=r"srun has no --container-image: .*unrecognized option.*load Pyxis"):
+        check_run(make_run(env={"container": "a/b:1"}))
+    write_program(tmp_path / "srun", "exit 0")
+    check_run(make_run(env={"container": "a/b:1"}))
+
+
+@pytest.mark.parametrize(
+    ("system", "refused"),
+    [(("ubuntu", "24.04"), True), (("amzn", "2023"), True), (("ubuntu", "26.04"), False), (("ubuntu", "26.10"), False)],
+)
+def test_torch_neuron_needs_a_system_or_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: tuple[str, str], refused: bool
+) -> None:
+    """On a head node of HyperPod, whose nodes have its system. The recipe as it is, and with the way that it names."""
+    names = dict(zip(("ID", "VERSION_ID"), system, strict=True)) | {"PRETTY_NAME": " ".join(system)}
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: names)
+    monkeypatch.setattr(torch_neuron, "of_machine_image", lambda: None)
+    monkeypatch.setattr(preflight, "HYPERPOD", tmp_path)
+    if refused:
+        with pytest.raises(UserError, match=r"env: this machine has .*Ubuntu 26\.04; set env\.container"):
+            check_run(of_recipe(RECIPE))
+    else:
+        check_run(of_recipe(RECIPE))
+    check_run(contained())
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        # of Pyxis 0.24, enroot 4.1 and srun 22.05
+        (
+            "slurmstepd-node1: error: pyxis: child 26876 failed with error code: 1\n"
+            "slurmstepd-node1: error: pyxis: failed to create container filesystem for image: /x.sqsh\n"
+            "slurmstepd-node1: error: pyxis: printing enroot log file:\n"
+            "slurmstepd-node1: error: pyxis:     [ERROR] No such file or directory: /x.sqsh\n"
+            "slurmstepd-node1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\n"
+            "srun: error: node1: task 0: Exited with exit code 1\n",
+            "No such file or directory: /x.sqsh",
+        ),
+        (
+            "slurmstepd-node1: error: pyxis: failed to import docker image: docker://registry.invalid#a/b:1\n"
+            "slurmstepd-node1: error: pyxis:     [INFO] Querying registry for permission grant\n"
+            "slurmstepd-node1: error: pyxis:     curl: (6) Could not resolve host: registry.invalid\n"
+            "slurmstepd-node1: error: Failed to invoke spank plugin stack\n",
+            "curl: (6) Could not resolve host: registry.invalid",
+        ),
+        ("Traceback:\nModuleNotFoundError: No module named 'x'\nsrun: error: n: task 0: Exited with exit code 1\n", ""),
+        ("pip\nerror: env: interpreter: no index\nsrun: error: n1: task 0: Exited with exit code 2", ""),
+    ],
+)
+def test_the_line_that_says_why(messages: str, line: str) -> None:
+    assert container.telling(messages) == line or messages.splitlines()[-2].endswith(container.telling(messages))
