@@ -46,6 +46,7 @@ _FINDINGS = TypeAdapter(NodeFindings)
 
 def check_node(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeFindings:
     """The findings of this node."""
+    now = time.time()  # before checks that may take long: the clocks of nodes are compared by it
     rows = run_checks(
         [
             DoctorCheck("volume", lambda: check_shared(probe)),
@@ -58,7 +59,7 @@ def check_node(probe: Path, instance_type: str, nodes: int, environment: str) ->
     report = observe(CATALOGUE[instance_type], nodes, probe.parent) if instance_type else None
     if report and environment in NEURON_DRIVERS and report.versions is not None:
         rows.append(check_driver(report.versions.get("neuron driver", ""), environment))
-    return NodeFindings(this_host().name, time.time(), tuple(rows), report)
+    return NodeFindings(this_host().name, now, tuple(rows), report)
 
 
 def check_shared(probe: Path) -> Finding:
