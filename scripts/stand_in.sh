@@ -22,6 +22,7 @@ start_stand_in() { # start_stand_in POLL_SECONDS: sets `directory`, a temporary 
 # script ends it too: bash handles none while it waits for a command in the foreground.
 run() {
   local status=0
+  watching=
   "$@" <&0 &
   running=$!
   # not `wait -n`, which waits for the other when one has ended before
@@ -30,6 +31,7 @@ run() {
   wait "$running" || status=$?
   kill "$watching" 2>/dev/null || true
   wait "$watching" 2>/dev/null || true
+  running=
   kill -0 "$stand_in" 2>/dev/null || die "the stand-in for AWS has ended; see its error above"
   return "$status"
 }
@@ -38,7 +40,7 @@ stop_stand_in() {
   local status=$?
   trap '' INT TERM
   if [[ ${running:-} ]]; then
-    kill "$watching" "$running" 2>/dev/null || true
+    kill ${watching:+"$watching"} "$running" 2>/dev/null || true
     wait "$running" || true
   fi
   if [[ ${server_PID:-} ]]; then

@@ -238,6 +238,7 @@ def _copy_other_files(directory: Path, source: Path, dtypes: set[str], card: str
 
 
 _DIVERGED = "training diverged or the checkpoint is damaged: use an earlier checkpoint, or lower training.learning_rate"
+_NARROWED = f"use a dtype with a wider range, such as bfloat16; if that fails too, {_DIVERGED}"
 
 
 def checked_copy(tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
@@ -247,11 +248,11 @@ def checked_copy(tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
             f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot be converted to {dtype}",
             "leave --dtype out",
         )
-    rounded = str(where) if tensor.dtype == dtype else f"{where} as {dtype}"
+    rounded, remedy = (where, _DIVERGED) if tensor.dtype == dtype else (f"{where} as {dtype}", _NARROWED)
 
     def fill(begin: int, end: int, out: Stored) -> None:
         reading.fill_as(tensor, dtype, begin, end, out)
-        refuse_nonfinite(out, dtype, tensor.name, rounded, _DIVERGED)
+        refuse_nonfinite(out, dtype, tensor.name, str(rounded), remedy)
 
     return Outgoing(tensor.name, dtype, tensor.shape, fill)
 

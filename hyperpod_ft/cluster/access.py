@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class ClusterAccess:
     def sagemaker(self) -> Any:
         return self.session.client("sagemaker")
 
-    @property
+    @cached_property
     def aws_cli(self) -> AwsCli:
         return AwsCli(self.region, self.session.profile)
 

@@ -31,7 +31,7 @@ def clock() -> Finding:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=20,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

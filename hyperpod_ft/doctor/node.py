@@ -47,6 +47,7 @@ _FINDINGS = TypeAdapter(NodeFindings)
 
 def check_node(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeFindings:
     """The findings of this node."""
+    now = time.time()  # before checks that may take long: the clocks of nodes are compared by it
     rows = run_checks(
         [
             DoctorCheck("volume", lambda: check_shared(probe)),
@@ -61,7 +62,7 @@ def check_node(probe: Path, instance_type: str, nodes: int, environment: str) ->
         rows.append(check_driver(report.versions.get("neuron driver", ""), environment))
     if environment == "torch-neuron" and (problem := torch_neuron.system_problem()):
         rows.append(error("system", problem, torch_neuron.REMEDY))
-    return NodeFindings(this_host().name, time.time(), tuple(rows), report)
+    return NodeFindings(this_host().name, now, tuple(rows), report)
 
 
 def check_shared(probe: Path) -> Finding:

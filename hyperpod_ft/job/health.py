@@ -68,7 +68,7 @@ def problems(
     volume = min((report.volume_gib for report in reports if report.volume_gib is not None), default=None)
     if volume is not None and volume < VOLUME_GIB:
         found.append(f"{volume:.1f} GiB free on the shared volume, less than {VOLUME_GIB}; free some space")
-    return found + _version_differences(reports, replace)
+    return found + _missing_efa(reports, accepted, replace) + _version_differences(reports, replace)
 
 
 def doubts(reports: Sequence[NodeReport], instance: Instance, others: Sequence[Instance] = ()) -> list[str]:
@@ -106,18 +106,28 @@ def _wrong(report: NodeReport, instance: Instance) -> list[str]:
     odd = [cores for cores in report.device_cores if cores not in (logical, logical * instance.cores_per_rank)]
     if odd:
         found.append(f"{len(odd)} devices with {odd[0]} NeuronCores instead of {logical * instance.cores_per_rank}")
-    if report.efa == 0:
-        found += _efa_differs(report, instance)
+    if report.efa == 0 != instance.efa:
+        found.append(f"fi_info lists 0 EFA interfaces, {instance.name} has {instance.efa}")
     return found
 
 
 def _doubtful(report: NodeReport, instance: Instance) -> list[str]:
-    return _efa_differs(report, instance) if report.efa else []
+    if not report.efa or report.efa == instance.efa:
+        return []
+    return [f"fi_info lists {report.efa} EFA interfaces, {instance.name} has {instance.efa}"]
 
 
-def _efa_differs(report: NodeReport, instance: Instance) -> list[str]:
-    differs = report.efa != instance.efa
-    return [f"fi_info lists {report.efa} EFA interfaces, {instance.name} has {instance.efa}"] if differs else []
+def _missing_efa(
+    reports: Sequence[NodeReport], accepted: Sequence[Instance], replace: Callable[[str], str]
+) -> list[str]:
+    """One line for each node that has fewer interfaces than its type should and another node has."""
+    most = max((report.efa or 0 for report in reports), default=0)
+    return [
+        f"{report.node}: {what}; another node has {most}; {replace(report.node)}"
+        for report in reports
+        if (report.efa or 0) < most
+        for what in _of_node(report, accepted)[1]
+    ]
 
 
 def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str], str]) -> list[str]:
@@ -166,7 +176,8 @@ def _with_drivers(report: NodeReport, run: Run) -> NodeReport:
     """With what the drivers say to the packages that the ranks will use: those of the running interpreter."""
     config = run.config
     fault = drivers.cuda_fault() if config.instance.device == "cuda" else None
-    wanted = NEURON_DRIVERS.get(rules_of(config.engine).environment_name(config)) if config.instance.is_neuron else None
+    ours = config.instance.is_neuron and not config.env.python  # what SDK another environment is of is not known
+    wanted = NEURON_DRIVERS.get(rules_of(config.engine).environment_name(config)) if ours else None
     doubt = drivers.neuron_doubt(wanted) if wanted else None
     return replace(
         report, faults=(*report.faults, *filter(None, [fault])), doubts=(*report.doubts, *filter(None, [doubt]))

@@ -140,7 +140,7 @@ def _package_versions() -> dict[str, str]:
 _NEURON_TOOLS = "/opt/aws/neuron/bin"
 # The second replaces the first in Neuron 2.34 (AWS's announcement of October 2026).
 _JSON_OPTIONS = (("--json-output",), ("--output-format", "json"))
-UNKNOWN_FORMAT = "answers in a format that the kit does not know; its devices are counted in /dev"
+UNKNOWN_FORMAT = "answers in a format that the kit does not know; the health check counts devices in /dev"
 _NEURON_SECONDS = 120
 
 
@@ -171,6 +171,7 @@ def neuron_devices(program: Path, device_files: Path = Path("/dev")) -> list[dic
             continue
         except subprocess.TimeoutExpired:
             messages.append(f"did not finish within {_NEURON_SECONDS} s")
+            break
     if not any(device_files.glob("neuron[0-9]*")):
         return []
     if answers:

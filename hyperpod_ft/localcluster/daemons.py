@@ -141,7 +141,7 @@ class DaemonWatch:
         if not select.select([self.control], [], [], _TICK_SECONDS)[0]:
             return
         connection, _ = self.control.accept()
-        connection.settimeout(30)  # on a busy machine, a client may speak seconds after it has connected
+        connection.settimeout(10)  # on a busy machine, a client may speak seconds after it has connected
         with suppress(OSError):  # a client that disconnects does not end the watch
             verb, _, name = connection.recv(200).decode().partition(" ")
             if verb == "stop":

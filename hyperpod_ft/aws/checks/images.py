@@ -7,7 +7,10 @@ from typing import Any
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.findings import Finding, error, warning
 
-_ECR_IMAGE = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+):([^@]+)")
+_ECR_IMAGE = re.compile(
+    r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)(?::([^@]+))?(?:@(sha256:[0-9a-f]{64}))?"
+)
+_ABSENT = ("ImageNotFound", "RepositoryNotFound", "RepositoryNotFoundException", "ImageTagDoesNotMatchDigest")
 
 
 def missing(ecr: Any, region: str, uris: Iterable[str], key: str) -> list[Finding]:
@@ -22,14 +25,20 @@ def missing(ecr: Any, region: str, uris: Iterable[str], key: str) -> list[Findin
             problem = f"could not check {uri}: it is not in ECR in {region}"
             findings.append(warning(key, problem, "make sure that SageMaker can pull it"))
             continue
+        image = {"imageTag": parts[4]} if parts[4] else {} if parts[5] else {"imageTag": "latest"}
+        image |= {"imageDigest": parts[5]} if parts[5] else {}
         try:
-            answer = ecr.batch_get_image(
-                registryId=parts[1], repositoryName=parts[3], imageIds=[{"imageTag": parts[4]}]
-            )
+            answer = ecr.batch_get_image(registryId=parts[1], repositoryName=parts[3], imageIds=[image])
         except ecr.exceptions.ClientError as problem:
-            if error_code(problem) != "RepositoryNotFoundException":
+            if error_code(problem) not in _ABSENT:
                 raise
             answer = {"images": []}
-        if not answer["images"]:
+        failure = next(iter(answer.get("failures", ())), {"failureCode": _ABSENT[0]})
+        if answer["images"]:
+            continue
+        if failure["failureCode"] in _ABSENT:
             findings.append(error(key, f"no image {uri}", f"set {key} to the URI of one that exists"))
+        else:
+            why = f"{failure['failureCode']} {failure.get('failureReason', '')}".rstrip()
+            findings.append(warning(key, f"could not check {uri}: {why}", "make sure that SageMaker can pull it"))
     return findings

@@ -135,7 +135,7 @@ def tunnel(aws_cli: AwsCli, target: str) -> None:
 
 
 def _command_output(aws_cli: AwsCli, target: str, command: str, seconds: float) -> str:
-    """The session's output; where every document is refused, that of the first."""
+    """The session's output; where every document is refused, that of one that exists."""
     refusals = []
     for document in (*aws_cli.documents,):
         output = _output_of(session_command(aws_cli, target, document, command=command), target, seconds)
@@ -143,7 +143,7 @@ def _command_output(aws_cli: AwsCli, target: str, command: str, seconds: float) 
             aws_cli.documents.sort(key=lambda known: known != document)
             return output
         refusals.append(output)
-    return refusals[0]
+    return next((refusal for refusal in refusals if "InvalidDocument" not in refusal), refusals[0])
 
 
 def _output_of(command: list[str], target: str, seconds: float) -> str:
@@ -226,7 +226,7 @@ def _known(output: str, target: str) -> UserError | None:
         return UserError(
             f"{node}: not allowed to start SSM sessions",
             "allow ssm:StartSession in your policy on the cluster (arn:aws:sagemaker:*:*:cluster/*) and on the"
-            f" documents {SSH_DOCUMENT} and {COMMAND_DOCUMENTS[0]}",
+            f" documents {SSH_DOCUMENT} and {' or '.join(COMMAND_DOCUMENTS)}",
         )
     if "InvalidDocument" in output:
         return UserError(

@@ -59,10 +59,12 @@ def test_each_problem_is_a_line_with_the_node_and_what_to_do(values: Mapping[str
     assert found == [f"node2: {line}; replace node2"]
 
 
-def test_another_number_of_efa_interfaces_is_doubted_and_replaces_no_node() -> None:
-    nodes = [fit("node1"), fit("node2", efa=7)]
+def test_efa_interfaces_that_other_nodes_have_are_missing_and_another_number_of_all_is_doubted() -> None:
+    nodes = [fit("node1", efa=7), fit("node2", efa=7)]
     assert problems(nodes, TRN1, replace_words) == []
-    assert doubts(nodes, TRN1) == ["node2: fi_info lists 7 EFA interfaces, trn1.32xlarge has 8"]
+    assert doubts(nodes, TRN1)[1] == "node2: fi_info lists 7 EFA interfaces, trn1.32xlarge has 8"
+    found = problems([fit("node1"), *nodes[1:]], TRN1, replace_words)
+    assert found == ["node2: fi_info lists 7 EFA interfaces, trn1.32xlarge has 8; another node has 8; replace node2"]
     assert doubts([fit("node1"), fit("node2", efa=0, instance_type="m5.large")], TRN1) == []
 
 

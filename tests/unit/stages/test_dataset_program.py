@@ -95,10 +95,12 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
         marks = tmp_path / moment
         marks.mkdir()
         process = subprocess.Popen([sys.executable, "-c", HELD, moment, marks, run.paths.directory])
-        wait_for(functools.partial(_are, marks, workers or 1), what=moment, process=process)
-        below = _children(process.pid)
-        assert len(below) == workers and (partial / "train" / "input_ids.npy").exists() == (moment == "writing")
-        process.kill()
+        try:
+            wait_for(functools.partial(_are, marks, workers or 1), what=moment, process=process)
+            below = _children(process.pid)
+            assert len(below) == workers and (partial / "train" / "input_ids.npy").exists() == (moment == "writing")
+        finally:
+            process.kill()
         assert process.wait() == -signal.SIGKILL
         assert not run.paths.dataset_path.exists()
         assert run.journal.record("dataset") is None
