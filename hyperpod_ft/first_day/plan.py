@@ -36,7 +36,7 @@ class DayStep:
     shows: str
     kind: Literal["training", "endpoint", "cluster"]
     instance_type: str  # without `ml.`; of a cluster, that of the worker
-    minutes: int  # then the step has failed
+    minutes: float  # then the step has failed
     settings: tuple[str, ...] = ()
     needs: str = ""
 

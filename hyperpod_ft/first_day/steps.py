@@ -2,8 +2,8 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +23,7 @@ from hyperpod_ft.download import assets
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.first_day.plan import CONTROLLER, REGION, DayStep, run_of
 from hyperpod_ft.launch import submit
-from hyperpod_ft.launch.follow import follow, last_lines
+from hyperpod_ft.launch.follow import follow, last_lines, log_file
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.progress import PrintLine, format_minutes, polls
@@ -38,6 +38,8 @@ from hyperpod_ft.sagemaker.groups import number_of, training_jobs
 from hyperpod_ft.sagemaker.resources import TrainingResources
 
 STACK, CLUSTER = "hyperpod-ft-first-day", "first-day"
+DELETE_STACK = f"hyperpod-ft sagemaker delete --name {STACK} --delete-data --region {REGION}"
+DELETE_CLUSTER = f"hyperpod-ft cluster delete {CLUSTER} --delete-data --region {REGION}"
 _POLL_SECONDS, _STOP_SECONDS = 10.0, 600.0
 
 
@@ -74,11 +76,7 @@ class DayAccount:
     def refuse_leftovers(self) -> None:
         """Raises UserError for resources of an earlier day, or of another person's: they are not this one's to
         delete."""
-        commands = {
-            STACK: f"hyperpod-ft sagemaker delete --name {STACK} --delete-data --region {REGION}",
-            stack_name(CLUSTER): f"hyperpod-ft cluster delete {CLUSTER} --delete-data --region {REGION}",
-        }
-        for name, command in commands.items():
+        for name, command in ((STACK, DELETE_STACK), (stack_name(CLUSTER), DELETE_CLUSTER)):
             with explained(f"stack {name}"):
                 if describe(self.session.client("cloudformation"), name):
                     raise UserError(f"stack {name} exists, of another first day", f"let that end, or: {command}")
@@ -108,8 +106,7 @@ def store(account: DayAccount) -> Iterator[TrainingResources]:
     def delete() -> None:
         resources.delete(session, progress, name=STACK, delete_data=True)
 
-    command = f"hyperpod-ft sagemaker delete --name {STACK} --delete-data --region {REGION}"
-    with account.created(f"stack {STACK} with its bucket", delete, command):
+    with account.created(f"stack {STACK} with its bucket", delete, DELETE_STACK):
         yield resources.deploy(session, progress, name=STACK)
 
 
@@ -142,9 +139,9 @@ def _why(run: Run, launchers: Launchers, ended: RunStatus) -> str:
     failed = ended.failed
     if failed is None:
         return ended.note
-    job = run.journal.latest_jobs().get(failed.stage)
-    log = launchers.log(run, job) if job else None
-    return " | ".join((f"stage {failed.stage}: {failed.detail}", *(last_lines(failed) if log else ())))
+    with suppress(UserError):  # of CloudWatch: AWS's own reason is known without it
+        failed = replace(failed, log=log_file(run, launchers, failed))
+    return " | ".join((f"stage {failed.stage}: {failed.detail}", *last_lines(failed)))
 
 
 def _stop(run: Run, launchers: Launchers) -> None:
@@ -191,8 +188,7 @@ def inspect_cluster(account: DayAccount, step: DayStep) -> str:
     def delete() -> None:
         maintenance.delete_cluster(access, delete_data=True, timeout=60)
 
-    command = f"hyperpod-ft cluster delete {CLUSTER} --delete-data --region {REGION}"
-    with account.created(f"cluster {CLUSTER} with its stack", delete, command), within(step.minutes):
+    with account.created(f"cluster {CLUSTER} with its stack", delete, DELETE_CLUSTER), within(step.minutes):
         creation.create(access, config, step.minutes)
         job = ("srun", "--nodes=1", "--time=5", "hostname")
         request = connect.SshRequest(cluster_access.login_user(access, None), command=job)

@@ -17,7 +17,7 @@ from hyperpod_ft.doctor.head_node import shareable
 from hyperpod_ft.first_day import day, plan
 from hyperpod_ft.first_day.plan import STEPS, DayStep
 from hyperpod_ft.first_day.recorder import Recorder
-from hyperpod_ft.first_day.steps import CLUSTER
+from hyperpod_ft.first_day.steps import CLUSTER, DELETE_CLUSTER
 from tests.aws import ssh_nodes
 from tests.aws.account_place import put_image
 from tests.aws.conftest import Aws
@@ -100,6 +100,20 @@ def test_every_step(aws: Aws, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.
     assert ACCOUNT not in text and str(nodes.home) not in text
 
 
+@pytest.mark.training
+def test_trainings_that_fail_or_take_too_long_leave_nothing(aws: Aws, tmp_path: Path) -> None:
+    put_image(aws, IMAGE)
+    (cpu,) = (small(step) for step in STEPS if step.name == "cpu")
+    failing = replace(cpu, settings=(*cpu.settings, "env.python=/no/python"))
+    done = day.run([failing], tmp_path / "failing", tmp_path / "report.txt", print)
+    assert done.failed and "env.python: no /no/python in this image" in done.rows[0]
+    assert left(aws) == {}
+    aws.scenario(seconds={"training.start": 20.0})
+    done = day.run([replace(cpu, minutes=0.25)], tmp_path / "slow", tmp_path / "report.txt", print)
+    assert done.failed and "cpu: FAILED: not done after" in done.rows[0]
+    assert left(aws) == {}
+
+
 @pytest.fixture
 def command(kit: Kit, tmp_path: Path) -> Kit:
     """The command, with what step `cluster` needs on this machine."""
@@ -138,11 +152,10 @@ def test_ctrl_c_deletes_what_was_created(command: Kit, tmp_path: Path) -> None:
 def test_what_cannot_be_deleted_is_said_and_no_other_day_begins(command: Kit) -> None:
     command.aws.scenario(**BROKEN, fail_deletions={"AWS::EC2::VPC": "it is in use"})
     printed = command.run_any("first-day", "cluster", "--yes", status=1)
-    delete = f"hyperpod-ft cluster delete {CLUSTER} --delete-data --region {plan.REGION}"
-    assert "REMAINS: cluster first-day with its stack" in printed and f": {delete}\n" in printed
+    assert "REMAINS: cluster first-day with its stack" in printed and f": {DELETE_CLUSTER}\n" in printed
     assert list(left(command.aws)) == ["stacks"]
     again = command.run_any("first-day", "cpu", "--yes", status=2)
-    assert f"stack hyperpod-{CLUSTER} exists" in again and delete in again
+    assert f"stack hyperpod-{CLUSTER} exists" in again and DELETE_CLUSTER in again
     assert list(left(command.aws)) == ["stacks"]
 
 
