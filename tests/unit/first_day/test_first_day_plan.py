@@ -3,12 +3,15 @@
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.first_day.plan import STEPS, at_most, chosen, require_affordable
+from hyperpod_ft.first_day.plan import REGION, STEPS, at_most, chosen, require_affordable, run_of
 from hyperpod_ft.first_day.steps import TimeIsUp, within
+from hyperpod_ft.sagemaker.resources import TrainingResources
+from hyperpod_ft.sagemaker.validation import validate
 from tests.pages.blocks import ROOT
 
 
@@ -35,6 +38,16 @@ def test_a_training_costs_what_its_jobs_may_take() -> None:
     assert more == pytest.approx(3.06 * (20 + 5) / 60)
     longer = at_most(replace(gpus, settings=(*gpus.settings, "cluster.time_limit='00:50:00'"))) - at_most(gpus)
     assert longer == pytest.approx(2 * 3.06 * 30 / 60)
+
+
+def test_their_trainings_are_what_sagemaker_takes(tmp_path: Path) -> None:
+    made = TrainingResources(REGION, "arn:aws:iam::123456789012:role/any", "any-bucket")
+    engines = {}
+    for step in (step for step in STEPS if step.kind == "training"):
+        run = run_of(step, made, tmp_path)
+        assert validate(run, None).findings == ()
+        engines[step.name] = (run.config.engine, run.config.cluster.nodes, run.config.instance.ranks)
+    assert engines == {"cpu": ("torch", 1, None), "gpus": ("torch", 2, 1), "trainium": ("neuron", 1, 32)}
 
 
 def test_the_limit_counts_all_steps() -> None:
