@@ -34,8 +34,9 @@ from hyperpod_ft.sagemaker.endpoint.deployment import bundle_prefix, with_settin
 from hyperpod_ft.sagemaker.endpoint.operations import EndpointOperations
 from hyperpod_ft.sagemaker.endpoint.remove import remove
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
-from hyperpod_ft.sagemaker.groups import number_of, training_jobs
+from hyperpod_ft.sagemaker.groups import name_prefix, number_of, training_jobs
 from hyperpod_ft.sagemaker.resources import TrainingResources
+from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
 
 STACK, CLUSTER = "hyperpod-ft-first-day", "first-day"
 DELETE_STACK = f"hyperpod-ft sagemaker delete --name {STACK} --delete-data --region {REGION}"
@@ -145,12 +146,14 @@ def _why(run: Run, launchers: Launchers, ended: RunStatus) -> str:
 
 
 def _stop(run: Run, launchers: Launchers) -> None:
-    """Stop jobs that have not ended, and wait: what they write would outlive the bucket."""
+    """Stop jobs that have not ended, and wait: SageMaker bills one that has done its stages for some seconds more."""
     if not run.journal.jobs():
         return
     submit.cancel(run, launchers)
+    jobs = TrainingJobs(REGION)
     for waited in polls(_POLL_SECONDS):
-        if not launchers.active(run):
+        found = [jobs.find(name) for name in jobs.names(name_prefix(run))]
+        if not any(job and job.state.active for job in found):
             return
         if waited > _STOP_SECONDS:
             raise UserError(f"{run.paths.directory}: its training jobs have not stopped")

@@ -32,18 +32,16 @@ nodes = ssh_nodes.nodes  # a fixture
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{plan.REGION}.amazonaws.com/own:1"
 ON_CPUS = ("engine=torch", "training.precision=fp32", "parallelism.ranks_per_node=1", "parallelism.tensor_parallel=1")
-SMALL = ("training.max_steps=2", "training.save_every_steps=2", "generate.validation_samples=2")
+OWN_IMAGE = (f"sagemaker.image={IMAGE}",)
+SMALL = ("cluster.nodes=1", "training.max_steps=2", "training.save_every_steps=2", "generate.validation_samples=2")
 BROKEN = {"lifecycle": {"worker": {"lines": ["no such device"], "exit": 1}}}
 
 
 def small(step: DayStep) -> DayStep:
-    """The step, with fewer training steps, and on CPUs."""
+    """The step, with fewer training steps, and on CPUs: then all trainings are one run, which the first one does."""
     if step.kind != "training":
         return step
-    # an environment of a container's own takes half a minute, which one step shows
-    environment = () if step.name == "cpu" else ("env.python=current",)
-    more = (*ON_CPUS, *SMALL, *environment, f"sagemaker.image={IMAGE}")
-    return replace(step, instance_type=plan.CPUS, settings=(*step.settings, *more))
+    return replace(step, instance_type=plan.CPUS, settings=(*step.settings, *ON_CPUS, *SMALL, *OWN_IMAGE))
 
 
 def left(aws: Aws) -> dict[str, list[str]]:
@@ -98,6 +96,21 @@ def test_every_step(aws: Aws, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.
         assert f" {operation} -> 200 " in text
     assert "REMAINS: nothing" in text
     assert ACCOUNT not in text and str(nodes.home) not in text
+
+
+@pytest.mark.parametrize("name", ["gpus", "trainium"])
+def test_trainings_with_accelerators_are_submitted_as_they_are(aws: Aws, tmp_path: Path, name: str) -> None:
+    """As far as the stand-in can follow: it has no accelerators, and here no capacity."""
+    put_image(aws, IMAGE)
+    (step,) = (replace(step, settings=(*step.settings, *OWN_IMAGE)) for step in STEPS if step.name == name)
+    done = day.run([step], tmp_path / "refused", tmp_path / "report.txt", print)
+    quota = f"ml.{step.instance_type} for training job usage"
+    assert done.failed and f"quota `{quota}` is 0" in done.rows[0]
+    aws.scenario(quotas={quota: 2}, capacity={f"ml.{plan.CPUS}": 0})
+    done = day.run([step], tmp_path / "submitted", tmp_path / "report.txt", print)
+    assert done.failed and "CapacityError" in done.rows[0]
+    assert " CreateTrainingJob -> 200 " in (tmp_path / "report.txt").read_text()
+    assert left(aws) == {}
 
 
 @pytest.mark.training
