@@ -79,7 +79,7 @@ def add_nodes(aws: Aws, nodes: Nodes) -> None:
 @pytest.mark.training
 def test_every_step(aws: Aws, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_image(aws, IMAGE)
-    monkeypatch.setenv("HYPERPOD_FT_POLL_SECONDS", "3")
+    monkeypatch.setenv("HYPERPOD_FT_POLL_SECONDS", "5")
     monkeypatch.setattr(cluster_access, "login_user", lambda *_: USER)  # sshd can log in no other without root
     adding = threading.Thread(target=add_nodes, args=(aws, nodes))
     adding.start()
