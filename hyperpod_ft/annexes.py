@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
 
-NAMES = ("localcluster", "cluster", "sagemaker", "serving")
+NAMES = ("localcluster", "cluster", "sagemaker", "serving", "first_day")
 
 
 class Commands(NamedTuple):

@@ -3,7 +3,7 @@
 `python scripts/reference.py` writes it between the page's markers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,9 +97,14 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[tuple[Layout, ...], tuple[La
 
 def document(text: str) -> str:
     """A page with the text between its markers generated again."""
+    return generated(text, [*_rows(), ""])
+
+
+def generated(text: str, lines: Iterable[str]) -> str:
+    """A page with these lines between its markers."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "\n".join([f"{before}{BEGIN}", "", *_rows(), "", f"{END}{after}"])
+    return "\n".join([f"{before}{BEGIN}", "", *lines, f"{END}{after}"])
 
 
 def _rows() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the kit's checks say of a small run file, by what is asked: the answers in docs/what-works.md."""
+"""What the kit's checks say of a small run file, by what is asked: the answers in docs/engines.md."""
 
 import json
 import re

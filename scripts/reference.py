@@ -1,4 +1,4 @@
-"""Generate run-file.md, commands.md, what-works.md, the keys in cluster.md and the table of parallelism.md in docs/.
+"""Generate run-file.md, commands.md, the keys in cluster.md and the tables of engines.md and parallelism.md in docs/.
 
 A test fails when they are out of date.
 
@@ -150,12 +150,12 @@ def _keys(fields: dict[str, FieldInfo]) -> list[str]:
 
 def pages() -> dict[Path, str]:
     """The generated pages by path."""
-    parallelism, cluster = DOCS / "parallelism.md", DOCS / "cluster.md"
+    parallelism, cluster, engines = DOCS / "parallelism.md", DOCS / "cluster.md", DOCS / "engines.md"
     return {
         DOCS / "run-file.md": run_file(),
         cluster: cluster_keys.document(cluster.read_text(encoding="utf-8")),
         DOCS / "commands.md": command_reference.page(),
-        DOCS / "what-works.md": what_works.page(),
+        engines: what_works.document(engines.read_text(encoding="utf-8")),
         parallelism: memory_table.document(parallelism.read_text(encoding="utf-8")),
     }
 

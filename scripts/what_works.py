@@ -1,6 +1,6 @@
-"""docs/what-works.md: what goes with what. Each cell is what the kit's checks say of a small run file.
+"""What goes with what, in docs/engines.md. Each cell is what the kit's checks say of a small run file.
 
-`python scripts/reference.py` writes the page.
+`python scripts/reference.py` writes the tables between the page's markers.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memory_table import LLAMA_3_8B
+from memory_table import LLAMA_3_8B, generated
 from plan_answers import Asked, Model, Settings, refusal
 
 from hyperpod_ft.planning.families import FAMILIES
@@ -261,7 +261,7 @@ JOBS = (
 
 TABLES = (
     Table("Objectives and methods", "", LEARNED, ENGINES),
-    Table("Models", "[All types](models.md), as stage `certify` found them. It tries yours too.", KINDS, ENGINES),
+    Table("Models", "[All types](models.md), as stage `certify` found them.", KINDS, ENGINES),
     Table("Parallelism and memory", "", DEGREES, ENGINES),
     Table("Models with engine torch", "On GPUs:", OF_MODEL, BY_MODEL),
     Table("Objectives with data and methods", "With `engine: auto` on GPUs:", OF_OBJECTIVE, BY_OBJECTIVE),
@@ -275,27 +275,19 @@ TABLES = (
 )
 
 
-def page() -> str:
-    """The whole page."""
+def document(text: str) -> str:
+    """A page with the text between its markers generated again."""
     lines = [
-        "# What works with what",
-        "",
         "Each cell is the answer of `plan`, or of `push --adapter`, to a small run file. A number leads to the reason",
-        "below the table. A *no* without one: the engine or the run does not have this. For your run, the commands",
-        "also say what to do instead. A *yes* does not mean that it [has run there](fidelity.md).",
-        "",
-        "Other limits depend on sizes or rows: [degrees](parallelism.md#what-a-model-allows), [new",
-        "tokens](methods.md#new-tokens), [adapters](methods.md#continuing-an-adapter),",
-        "[T5](models.md#flan-t5-and-t5), [mixtures](models.md#mixtures-of-experts),",
-        "[chats](your-own-data.md#conversations), [benchmarks](serving.md#what-cannot-be-scored) and",
-        "[endpoints](endpoints.md#before).",
+        "below the table. A *yes* does not mean that it [has run there](fidelity.md). Other limits depend on sizes or",
+        "rows, such as [degrees](parallelism.md#what-a-model-allows).",
         "",
     ]
     with tempfile.TemporaryDirectory() as root:
         for table in TABLES:
             before = (table.before, "") if table.before else ()
-            lines += [f"## {table.title}", "", *before, *_rows(table, Path(root)), ""]
-    return "\n".join(lines)
+            lines += [f"### {table.title}", "", *before, *_rows(table, Path(root)), ""]
+    return generated(text, lines)
 
 
 def _rows(table: Table, root: Path) -> Iterator[str]:

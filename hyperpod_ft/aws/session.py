@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,6 +48,19 @@ _SECRET = re.compile(
     r"((?:Signature|AWSAccessKeyId|aws_session_token|aws_secret_access_key)=)[^&\s\"']+|"
     r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
 )
+
+
+_OBSERVERS: list[Callable[[Any], None]] = []  # each is given every client that is made
+
+
+@contextmanager
+def observed(by: Callable[[Any], None]) -> Iterator[None]:
+    """Give `by` every client that the block makes: it may register for botocore's events of requests and answers."""
+    _OBSERVERS.append(by)
+    try:
+        yield
+    finally:
+        _OBSERVERS.remove(by)
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,10 @@ class Session:
             max_pool_connections=CONNECTIONS,
             user_agent_extra=f"hyperpod-ft/{__version__}",
         )
-        return self._boto3.client(service, config=config)
+        client = self._boto3.client(service, config=config)
+        for observe in _OBSERVERS:
+            observe(client)
+        return client
 
     @cached_property
     def _boto3(self) -> Any:

@@ -37,7 +37,7 @@ app = typer.Typer(
             "The tuned model": "ask serve verify deploy push",
             "Many runs": "sweep clean",
             "Checkpoints and models without a run": "consolidate merge",
-            "Clusters": "doctor local cluster sagemaker",
+            "Clusters": "doctor first-day local cluster sagemaker",
         }
     ),
     no_args_is_help=True,

@@ -31,11 +31,23 @@ _ACCOUNT = re.compile(r"\b\d{12}\b")
 
 def text(rows: Sequence[Finding], expected: Expectations | None = None) -> str:
     """The report. `expected` None: of a cluster from outside."""
-    lines = [f"hyperpod-ft {__version__} doctor, {utc_now()}", f"{_system()}, Python {platform.python_version()}", ""]
+    lines = [*heading("doctor"), ""]
     lines += [f"{row.name}: {described(row)}" for row in rows]
     if expected and expected.config:
         lines += ["", "cluster:", yaml_text.dump(expected.config.cluster), "env:", yaml_text.dump(expected.config.env)]
-    return _ACCOUNT.sub("<account>", without_secrets("\n".join(lines).rstrip() + "\n", os.environ))
+    return shareable("\n".join(lines).rstrip() + "\n")
+
+
+def heading(command: str) -> list[str]:
+    """The first lines of a report: versions, the time, this machine's system."""
+    return [f"hyperpod-ft {__version__} {command}, {utc_now()}", f"{_system()}, Python {platform.python_version()}"]
+
+
+def shareable(text: str) -> str:
+    """The text without secrets, numbers of AWS accounts, and the path of the home directory."""
+    found = _ACCOUNT.sub("<account>", without_secrets(text, os.environ))
+    home = str(Path.home())
+    return found.replace(home, "~") if len(home) > 1 else found
 
 
 def _system() -> str:
