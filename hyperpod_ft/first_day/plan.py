@@ -1,7 +1,8 @@
 """The steps of the first day, and what each costs at most. Pure: nothing is asked of AWS.
 
-Prices: on demand, in us-west-2, in US dollars an hour, rounded up, from public tables of 2026-11. They were not read
-from AWS's Price List, and do not count taxes, volumes, S3 and CloudWatch: cents.
+Prices: on demand, in us-west-2, in US dollars an hour. They were not read from AWS: some are of others' tables of
+November 2026, those of c7i, c5, trn1 and of what surrounds a cluster are estimates, EC2's prices with SageMaker's usual
+surcharge. They do not count taxes, volumes, S3 and CloudWatch: cents.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.groups import groups
 from hyperpod_ft.sagemaker.resources import TrainingResources
 
-PRICES_OF = "on-demand prices of us-west-2, November 2026"
+PRICES_OF = "estimated on-demand prices of us-west-2, November 2026"
 REGION = "us-west-2"
 CPUS, CONTROLLER = "c7i.xlarge", "c5.xlarge"
 _PRICES = {
