@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from hyperpod_ft.environments.installation import build
-from hyperpod_ft.environments.interpreters import check_sharded_experts, check_torch_neuron, probe
+from hyperpod_ft.environments.interpreters import check_torch, probe
 from hyperpod_ft.job.node_report import neuron_devices, neuron_ls
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
@@ -41,12 +41,11 @@ def work(run: Run) -> stage.Result:
     python = job_python(run.paths)
     found = probe(python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config))
     print(f"env: {python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
-    if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
-        check_torch_neuron(python, found)
-    chosen = config.parallelism
-    shards = chosen.sharding not in ("replicated", "zero1") and config.instance.has_accelerators
-    if chosen.expert_parallel > 1 and shards:
-        check_sharded_experts(python, found)
+    if config.engine == "torch":
+        chosen = config.parallelism
+        shards = chosen.sharding not in ("replicated", "zero1") and config.instance.has_accelerators
+        neuron = "torch_neuronx" in rules.imports(config)
+        check_torch(python, found, neuron=neuron, sharded_experts=chosen.expert_parallel > 1 and shards)
     facts: dict[str, Any] = {"interpreter": str(python), **found}
     if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig
 
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.planning.pins import TORCH_FROM
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, metrics, train_here, write_rows
 from tests.unit.tiny_families import MIXTURES, SIZES
 
@@ -16,8 +17,9 @@ pytestmark = pytest.mark.training
 LAYOUTS: dict[str, dict[str, Any]] = {
     "zero3-cp": {"sharding": "zero3", "context_parallel": 2},
     "pp": {"pipeline_parallel": 2},
-    "zero3-ep": {"sharding": "zero3", "expert_parallel": 2},
 }
+if tuple(map(int, torch.__version__.split(".")[:2])) >= TORCH_FROM["sharding divided experts"]:
+    LAYOUTS["zero3-ep"] = {"sharding": "zero3", "expert_parallel": 2}
 
 
 def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs) -> None:
