@@ -42,6 +42,15 @@ setup_python() {
   for extra in "${missing[@]}"; do printf '%s\n' "$wanted" >".venv/.setup-$extra"; done
 }
 
+# setup_for_tests: the same, of what the tests need. Scripts that run at the same time wait for each other here.
+setup_for_tests() {
+  local lock
+  exec {lock}<pyproject.toml
+  flock "$lock"
+  setup_python torch aws tensorboard wandb mlflow trackio dev
+  exec {lock}<&-
+}
+
 # setup_neuron_sources: tests read the arguments of optimum-neuron's trainer from its source, without importing it.
 setup_neuron_sources() {
   local packages wanted=.venv/neuron-sources

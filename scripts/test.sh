@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
 
-setup_python torch aws tensorboard wandb mlflow trackio dev
+setup_for_tests
 setup_neuron_sources
 # Tests of cluster nodes start these daemons too, in namespaces; without them they are skipped.
 setup_slurm slurmdbd mariadb-server openssh-server || has_slurm || die "the tests need Slurm"

@@ -12,7 +12,7 @@ from typing import Any
 
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch import container
-from hyperpod_ft.planning.pins import PYTHON_VERSIONS
+from hyperpod_ft.planning.pins import PYTHON_VERSIONS, TORCH_FROM, TORCH_TESTED
 
 # Of 1e9 bytes. The packages take about half of it; pip unpacks next to what it installs.
 ENVIRONMENT_GB = 10
@@ -153,30 +153,30 @@ def probe(python: Path, imports: tuple[str, ...], remedy: str, inside: Sequence[
     return found
 
 
-def check_torch_neuron(python: Path, found: dict[str, Any]) -> None:
-    """Raise UserError unless what `probe` found in an interpreter is TorchNeuron, and all of it matches.
+def check_torch(python: Path, found: dict[str, Any], *, neuron: bool, sharded_experts: bool) -> None:
+    """Raise UserError unless what `probe` found in an interpreter has a torch that engine torch can use.
 
-    Facts of the release notes of Neuron 2.33: Python 3.12 to 3.14, torch 2.13 or newer, and a torch-neuronx of torch's
-    own version. Older ones are the plugin of PyTorch/XLA, under the same name.
+    `neuron`: it must be TorchNeuron's, whose torch-neuronx has torch's own version. Older ones are the plugin of
+    PyTorch/XLA, under the same name. `sharded_experts`: experts are divided, and their state is sharded. A torch newer
+    than any that was tested is noted.
     """
     torch, plugin = (found["packages"].get(name, "none") for name in ("torch", "torch-neuronx"))
-    family, versions = torch.split(".")[:2], PYTHON_VERSIONS["torch-neuron"]
-    if found["python"].rpartition(".")[0] not in versions:
+    release, versions = tuple(map(int, re.findall(r"\d+", torch)[:2])), PYTHON_VERSIONS["torch-neuron"]
+    remedy = "set env.python to another interpreter, or leave it out"
+    if neuron and found["python"].rpartition(".")[0] not in versions:
         problem = f"has Python {found['python']}, and TorchNeuron needs {' or '.join(versions)}"
-    elif [int(number) for number in family] < [2, 13]:
-        problem = f"has torch {torch}, and TorchNeuron needs 2.13 or newer; older ones have PyTorch/XLA on Trainium"
-    elif plugin.split(".")[:2] != family:
+        raise UserError(f"env: {python} {problem}", remedy)
+    for purpose in ["TorchNeuron" if neuron else "engine torch"] + ["sharding divided experts"] * sharded_experts:
+        if release < TORCH_FROM[purpose]:
+            others = ", or set parallelism.sharding to replicated or zero1" if purpose.startswith("sharding") else ""
+            problem = f"has torch {torch}, and {purpose} needs {_text(TORCH_FROM[purpose])} or newer"
+            raise UserError(f"env: {python} {problem}", remedy + others)
+    if neuron and plugin.split(".")[:2] != torch.split(".")[:2]:
         problem = f"has torch {torch} and torch-neuronx {plugin}, which are different versions"
-    else:
-        return
-    raise UserError(f"env: {python} {problem}", "set env.python to another interpreter, or leave it out")
+        raise UserError(f"env: {python} {problem}", remedy)
+    if release > TORCH_TESTED:
+        print(f"env: note: torch {torch} is newer than {_text(TORCH_TESTED)}, the newest that was tested", flush=True)
 
 
-def check_sharded_experts(python: Path, found: dict[str, Any]) -> None:
-    """Raise UserError unless FSDP2 of the torch that `probe` found takes parameters of several meshes."""
-    torch = found["packages"].get("torch", "0.0")
-    if tuple(map(int, re.findall(r"\d+", torch)[:2])) < (2, 12):
-        raise UserError(
-            f"parallelism.expert_parallel: sharding divided experts needs torch 2.12 or newer, {python} has {torch}",
-            "leave env.python out, or set it to another interpreter, or parallelism.sharding to replicated or zero1",
-        )
+def _text(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))

@@ -21,6 +21,12 @@ PYTHON_VERSIONS = {
     "trl": ("3.12", "3.11", "3.13", "3.14"),
 }
 
+# The releases of torch that engine torch accepts of `env.python` and of an image's environment: from which on, by what
+# needs it (TorchNeuron: release notes of Neuron 2.33; experts: FSDP2 takes parameters of several meshes), and the
+# newest that was tested. A newer one is noted.
+TORCH_FROM = {"engine torch": (2, 11), "TorchNeuron": (2, 13), "sharding divided experts": (2, 12)}
+TORCH_TESTED = (2, 14)
+
 # The driver that AWS released with the SDK of each environment ("Release Content" of Neuron 2.26.1, 2.28.0, 2.33.0).
 NEURON_DRIVERS = {"neuron-2.26.1": "2.24.7.0", "neuron-2.28.0": "2.26.5.0", "torch-neuron": "2.31.7.0"}
 

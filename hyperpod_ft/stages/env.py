@@ -18,7 +18,7 @@ from typing import Any
 
 from hyperpod_ft.environments.images import fetch
 from hyperpod_ft.environments.installation import build, build_inside
-from hyperpod_ft.environments.interpreters import check_sharded_experts, check_torch_neuron, probe
+from hyperpod_ft.environments.interpreters import check_torch, probe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.node_report import UNKNOWN_FORMAT, neuron_devices, neuron_ls
 from hyperpod_ft.launch import container, torch_neuron
@@ -58,12 +58,11 @@ def work(run: Run) -> stage.Result:
     python = job_python(run.paths)
     found = probe(python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config), inside)
     print(f"env: {python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
-    if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
-        check_torch_neuron(python, found)
-    chosen = config.parallelism
-    shards = chosen.sharding not in ("replicated", "zero1") and config.instance.has_accelerators
-    if chosen.expert_parallel > 1 and shards:
-        check_sharded_experts(python, found)
+    if config.engine == "torch":
+        chosen = config.parallelism
+        shards = chosen.sharding not in ("replicated", "zero1") and config.instance.has_accelerators
+        neuron = "torch_neuronx" in rules.imports(config)
+        check_torch(python, found, neuron=neuron, sharded_experts=chosen.expert_parallel > 1 and shards)
     facts: dict[str, Any] = {"interpreter": str(python), **found}
     if inside:
         facts["container"] = config.env.container

@@ -1,5 +1,6 @@
 """Compiled layers on two ranks: training and validation losses are those without."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoConfig
 
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.planning.pins import TORCH_FROM
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, metrics, train_here, write_rows
 from tests.unit.tiny_families import MIXTURES, SIZES
 
@@ -16,8 +18,9 @@ pytestmark = pytest.mark.training
 LAYOUTS: dict[str, dict[str, Any]] = {
     "zero3-cp": {"sharding": "zero3", "context_parallel": 2},
     "pp": {"pipeline_parallel": 2},
-    "zero3-ep": {"sharding": "zero3", "expert_parallel": 2},
 }
+if tuple(map(int, torch.__version__.split(".")[:2])) >= TORCH_FROM["sharding divided experts"]:
+    LAYOUTS["zero3-ep"] = {"sharding": "zero3", "expert_parallel": 2}
 
 
 def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs) -> None:
@@ -51,11 +54,12 @@ def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs) -> None:
         assert len(found) == 2 and all(row["validation_loss"] for row in found)
 
 
-def test_what_runs_uncompiled_is_said_once(
+def test_what_runs_uncompiled_or_elsewhere_is_said_once(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compile_with = torch.compile
     monkeypatch.setattr(torch, "compile", lambda forward, **_: compile_with(forward, backend="eager", dynamic=False))
+    monkeypatch.setattr(devices, "left_to_host", lambda: Counter(("aten::mm", "aten::sort", "aten::sort")))
     said = []
     for graphs in (devices.GRAPHS, 1):  # with LoRA there are two: the first layer's input needs no gradient
         torch._dynamo.reset()
@@ -63,5 +67,7 @@ def test_what_runs_uncompiled_is_said_once(
         monkeypatch.setattr(devices, "GRAPHS", graphs)
         with torch._dynamo.config.patch(recompile_limit=graphs):  # pytest would leave it deleted
             train_here(make_run(f"graphs-{graphs}", {"training.compile": True, "training.max_steps": 2}))
-        said.append(capsys.readouterr().out.count(f"a layer has had {graphs} graphs"))
+        printed = capsys.readouterr().out
+        said.append(printed.count(f"a layer has had {graphs} graphs"))
+        assert printed.count("left these operations to the CPU: aten::sort (2), aten::mm (1)\n") == 1
     assert said == [0, 1]

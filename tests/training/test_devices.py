@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED
@@ -24,6 +24,7 @@ from hyperpod_ft.engines.torch.lora.product import product
 from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations, attention
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model.t5 import attention as t5_attention
 from hyperpod_ft.engines.torch.steps import Step
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.torch.memory import loss_block
@@ -243,13 +244,20 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def listed(tensor: torch.Tensor, values: Callable[[torch.Tensor], Any] = torch.Tensor.tolist) -> Any:
+    """`tolist`, which `Asking` does not see on a CPU."""
+    assert _get_current_dispatch_mode() is None, "a list is asked for"
+    return values(tensor)
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("kind", [kind for kind in TRAININGS if "compiled" not in kind])
 def test_no_step_asks_for_a_value(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """The same without a GPU, but for copies; where a GPU has one kernel for all documents, the CPU's is left out."""
+    """The same without a GPU, but for copies; also where each document is attended to on its own, as soft caps need."""
     run = run_of(make_run, kind)
-    for owner, name in ((TrainingLoop, "inputs"), (attention, "_each_document")):
+    for owner, name in ((TrainingLoop, "inputs"), (t5_attention, "_lengths")):  # of T5, only the CPU asks
         monkeypatch.setattr(owner, name, on_host(getattr(owner, name)))
+    monkeypatch.setattr(torch.Tensor, "tolist", listed)
     with training(run, torch.device("cpu"), WHOLE) as loop:
         with Asking():
             launched = loop.launch(1, [])

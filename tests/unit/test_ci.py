@@ -1,4 +1,4 @@
-"""What .ci/run makes of its two parts: the tests of engine neuron, and all others. Both are stand-ins here."""
+"""What .ci/run makes of its parts: tests with another torch, those of engine neuron, all others; all stand-ins here."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NEURON, SUITE = "test-neuron.sh", "test.sh"
+NEURON, TORCH, SUITE = "test-neuron.sh", "test-torch.sh", "test.sh"
 STAND_IN = '#!/bin/bash\necho "$(basename "$0")" "$@"\n[[ $(basename "$0") != "$FAILING" ]]\n'
 
 
@@ -15,7 +15,7 @@ STAND_IN = '#!/bin/bash\necho "$(basename "$0")" "$@"\n[[ $(basename "$0") != "$
 def checkout(tmp_path: Path) -> Path:
     (checkout := tmp_path / "checkout").mkdir()
     shutil.copytree(REPOSITORY / ".ci", checkout / ".ci")
-    for script in (checkout / "scripts" / NEURON, checkout / "scripts" / SUITE):
+    for script in (checkout / "scripts" / name for name in (NEURON, TORCH, SUITE)):
         script.parent.mkdir(exist_ok=True)
         script.write_text(STAND_IN)
         script.chmod(0o755)
@@ -30,15 +30,16 @@ def ci(checkout: Path, failing: str = "", **environment: str) -> tuple[int, list
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.parametrize("failing", ["", NEURON, SUITE])
-def test_both_run_and_either_can_fail_it(checkout: Path, failing: str) -> None:
+@pytest.mark.parametrize("failing", ["", NEURON, TORCH, SUITE])
+def test_all_run_and_each_can_fail_it(checkout: Path, failing: str) -> None:
     beside = "../shared/third_party/neuronx-distributed"
     (checkout / beside).mkdir(parents=True)
     status, lines, errors = ci(checkout, failing)
     assert lines == [SUITE]
     assert bool(status) == bool(failing)
-    assert f"{NEURON} {beside}\n" in errors
+    assert f"{NEURON} {beside}\n" in errors and f"{TORCH}\n" in errors
     assert ("ENGINE NEURON FAILED" in errors) == (failing == NEURON)
+    assert ("ANOTHER TORCH FAILED" in errors) == (failing == TORCH)
 
 
 def test_where_upstreams_source_is_not_found_it_says_so(checkout: Path) -> None:

@@ -6,6 +6,7 @@ shared volume, below the root of all runs, for other ranks, restarts and runs.
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -112,6 +113,15 @@ def compile_layers(layers: Sequence[nn.Module], training: Training, device: torc
 def compiles_no_more() -> bool:
     """Whether a function has had so many graphs that what is new of it runs uncompiled."""
     return any("recompile limit" in reason for reason in torch._dynamo.utils.counters["unimplemented"])
+
+
+def left_to_host() -> Counter[str]:
+    """The operations that TorchNeuron has left to the CPU in this process, with how often; it does so silently.
+
+    The list is the one that torch-neuronx's own tests read.
+    """
+    listed = getattr(sys.modules.get("torch_neuronx"), "get_fallback_ops", list)
+    return Counter(listed())
 
 
 def let_vary(tensor: torch.Tensor, dimension: int) -> None:

@@ -100,6 +100,7 @@ class TrainingLoop:
         self.vocabulary = of_language_model(read_config(task.base_model)).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=task.config.lora)
         self.notes_graphs = ranks.is_rank_0 and devices.compiles(self.config, device)
+        self.notes_left = ranks.is_rank_0
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         if task.layout.sharding.offload != "none" and device.type != "cpu":
             # the update is computed here; scripts give a rank one thread, for ranks that compute on the same CPUs
@@ -198,6 +199,10 @@ class TrainingLoop:
         if self.notes_graphs and devices.compiles_no_more():
             self.notes_graphs = False
             print(f"train: a layer has had {devices.GRAPHS} graphs: what is new runs uncompiled, slower", flush=True)
+        if self.notes_left and (left := devices.left_to_host()):
+            self.notes_left = False
+            named = ", ".join(f"{name} ({count})" for name, count in left.most_common())
+            print(f"train: up to step {step.number}, the device left these operations to the CPU: {named}", flush=True)
         sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 

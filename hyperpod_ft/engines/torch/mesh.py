@@ -3,14 +3,18 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
 from hyperpod_ft.planning.layout import Degrees
+
+# Groups do not inherit the timeout. Torch 2.14 warns of the name that earlier releases have.
+_set_timeout: Any = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,7 @@ def device_meshes(device: torch.device, ranks: Ranks, degrees: Degrees, shard_ra
     meshes = make_meshes(device.type, degrees, shard_ranks)
     for mesh in (meshes.weights, meshes.tokens, meshes.experts):
         for group in mesh.get_all_groups() if mesh else ():
-            # groups do not inherit the timeout, and torch's public functions can set it only for groups that they make
-            _set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+            _set_timeout(COLLECTIVE_TIMEOUT, group)
     yield meshes
     # Not after an error: with NCCL it could wait for collectives that other ranks never join, before the error is
     # printed.
@@ -108,5 +111,5 @@ def groups_of_neighbors(mesh: DeviceMesh, size: int) -> dist.ProcessGroup:
     Collective over all ranks of the process group.
     """
     group = mesh._unflatten(0, (mesh.size() // size, size), ("groups", "neighbors")).get_group("neighbors")
-    _set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    _set_timeout(COLLECTIVE_TIMEOUT, group)
     return group

@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.environments import interpreters
 from hyperpod_ft.environments.installation import build
-from hyperpod_ft.environments.interpreters import check_sharded_experts, probe
+from hyperpod_ft.environments.interpreters import check_torch, probe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS
 from tests.unit.wheels import wheel
@@ -56,10 +55,27 @@ def test_an_interpreter_that_lacks_a_package_is_named(tmp_path: Path) -> None:
         probe(tmp_path / "python", (), "")
 
 
-@pytest.mark.parametrize(("torch", "refused"), [("2.11.0+cu130", True), ("2.12rc1", False), ("2.13.0+cpu", False)])
-def test_an_old_torch_does_not_shard_divided_experts(torch: str, refused: bool) -> None:
-    found = {"packages": {"torch": torch}}
-    with (
-        pytest.raises(UserError, match=r"needs torch 2\.12 or newer, /x/python has 2\.11") if refused else nullcontext()
-    ):
-        check_sharded_experts(Path("/x/python"), found)
+@pytest.mark.parametrize(
+    ("torch", "sharded_experts", "outcome"),
+    [
+        ("2.10.1+cu130", False, r"/x/python has torch 2\.10\.1\+cu130, and engine torch needs 2\.11 or newer"),
+        ("2.11.0+cu130", False, ""),
+        ("2.11.0+cu130", True, r"torch 2\.11\.0\+cu130, and sharding divided experts needs 2\.12 or newer"),
+        ("2.12rc1", True, ""),
+        ("2.14.1", True, ""),
+        ("2.15.0", True, "note"),
+        ("3.0.0", True, "note"),
+    ],
+)
+def test_which_torch_is_accepted(
+    capsys: pytest.CaptureFixture[str], torch: str, sharded_experts: bool, outcome: str
+) -> None:
+    found = {"python": "3.10.1", "packages": {"torch": torch}}
+    if outcome in ("", "note"):
+        check_torch(Path("/x/python"), found, neuron=False, sharded_experts=sharded_experts)
+        printed = capsys.readouterr().out
+        assert (f"torch {torch} is newer than 2.14" in printed) == bool(outcome)
+        return
+    with pytest.raises(UserError, match=outcome) as refused:
+        check_torch(Path("/x/python"), found, neuron=False, sharded_experts=sharded_experts)
+    assert ("parallelism.sharding" in str(refused.value)) == sharded_experts

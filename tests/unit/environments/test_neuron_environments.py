@@ -19,7 +19,7 @@ import pytest
 
 from hyperpod_ft.environments import installation, interpreters
 from hyperpod_ft.environments.installation import build
-from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
+from hyperpod_ft.environments.interpreters import check_torch, probe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import torch_neuron
 from hyperpod_ft.planning.neuron import rules as neuron_rules
@@ -277,8 +277,8 @@ def test_what_is_no_torch_neuron_is_refused_in_one_line(
     packages = {"torch": torch} | ({"torch-neuronx": plugin} if plugin else {})
     found = {"python": python, "packages": packages}
     if not problem:
-        check_torch_neuron(Path("/x/python"), found)
+        check_torch(Path("/x/python"), found, neuron=True, sharded_experts=False)
         return
     with pytest.raises(UserError, match=problem) as refused:
-        check_torch_neuron(Path("/x/python"), found)
+        check_torch(Path("/x/python"), found, neuron=True, sharded_experts=False)
     assert "env.python" in str(refused.value) and "\n" not in str(refused.value)

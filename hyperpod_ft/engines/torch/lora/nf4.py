@@ -10,6 +10,8 @@ import functools
 import torch
 
 BLOCK = 64
+# Values that are decoded at once: what is looked up, in fp32, then needs little memory, and fits into the caches.
+_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 22}
 # the paper's appendix E
 LEVELS = (
     -1.0,
@@ -57,17 +59,22 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]
     return weight
 
 
+def decode(codes: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """What `dequantize` returns; of its size, nothing but the result is made."""
+    at_once = _AT_ONCE[codes.device.type]
+    decoded = torch.empty(len(scales), BLOCK, dtype=dtype, device=codes.device)
+    pairs = _pairs(codes.device)
+    parts = (codes.split(at_once // 2), scales.split(at_once // BLOCK), decoded.split(at_once // BLOCK))
+    for some, scale, part in zip(*parts, strict=True):
+        # one look-up gives both values of a byte
+        values = pairs.index_select(0, some.int()).view(-1, BLOCK)
+        torch.mul(values, scale[:, None], out=part)
+    return decoded.flatten()[: rows * columns].view(rows, columns)
+
+
 # one operation, so that tracing, which has no values, never fills the table
-@torch.library.custom_op("hyperpod_ft::nf4_dequantize", mutates_args=())
-def _dequantize(codes: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    # one look-up gives both values of a byte
-    values = _pairs(codes.device).index_select(0, codes.int()).view(-1, BLOCK).mul_(scales[:, None])
-    return values.flatten()[: rows * columns].view(rows, columns).to(dtype)
-
-
-@_dequantize.register_fake
-def _(codes: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    return codes.new_empty(rows, columns, dtype=dtype)
+_dequantize = torch.library.custom_op("hyperpod_ft::nf4_dequantize", decode, mutates_args=())
+_dequantize.register_fake(lambda codes, scales, rows, columns, dtype: codes.new_empty(rows, columns, dtype=dtype))
 
 
 @functools.cache

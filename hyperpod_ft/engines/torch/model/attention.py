@@ -14,6 +14,7 @@ _preprocess_mask_arguments), through recomputation, sharding and compilation. It
 
 import inspect
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
@@ -33,6 +34,8 @@ _FEWER_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.s
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256  # the largest
 _FLASH_HEAD_STEP = 8  # sizes are multiples of this; flash attention itself pads nothing
+# The lengths of a batch's documents, by the memory of its bounds: read in every layer, a GPU would wait each time.
+_LENGTHS: WeakKeyDictionary[torch.UntypedStorage, list[int]] = WeakKeyDictionary()
 
 
 class _Weighting(NamedTuple):
@@ -49,6 +52,11 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
     padded = starts.new_full((1 << len(starts).bit_length(),), position_ids.numel())
     padded[: len(starts)] = starts
     return padded.int()[None, None, None]
+
+
+def keep_lengths(bounds: torch.Tensor, on_host: torch.Tensor) -> None:
+    """Note the lengths of documents, so that no layer reads them from the device. `on_host`: equal bounds."""
+    _LENGTHS[bounds.untyped_storage()] = _lengths(on_host)
 
 
 def document_numbers(position_ids: torch.Tensor) -> torch.Tensor:
@@ -101,6 +109,10 @@ def attend(
 AttentionInterface.register(NAME, attend)
 
 
+def _lengths(bounds: torch.Tensor) -> list[int]:
+    return [length for length in bounds.flatten().diff().tolist() if length]
+
+
 def _starts(position_ids: torch.Tensor) -> torch.Tensor:
     starts = position_ids == 0
     starts[:, 0] = True
@@ -141,7 +153,7 @@ def _each_document(
     It is never compiled: that would be done again for each length of a document.
     """
     scaling, softcap, dropout = weighting
-    lengths = [length for length in bounds.diff().tolist() if length]
+    lengths = _LENGTHS.get(bounds.untyped_storage()) or _lengths(bounds)
     # split, not sliced: the gradients of slices would each be as long as the batch
     documents = zip(*(tensor.split(lengths) for tensor in tokens), strict=True)
     attended = []

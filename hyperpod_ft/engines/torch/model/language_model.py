@@ -47,8 +47,10 @@ def inputs(
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)
     moved: dict[str, Any] = {name: devices.copied_to(device, tensor) for name, tensor in tensors.items()}
-    if compiled and by_bounds:
-        devices.let_vary(moved["attention_mask"], dimension=3)
+    if by_bounds:
+        attention.keep_lengths(moved["attention_mask"], tensors["attention_mask"])
+        if compiled:
+            devices.let_vary(moved["attention_mask"], dimension=3)
     if by_document:
         numbers = (batch.position_ids == 0).flatten().cumsum(0)[tensors["predicted_at"]]
         moved["documents"] = tuple(torch.unique_consecutive(numbers, return_counts=True)[1].tolist())

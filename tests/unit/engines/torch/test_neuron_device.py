@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 PROGRAM = '''
+import sys
+import types
 import warnings
 
 import torch
@@ -70,6 +72,9 @@ with mesh.device_meshes(device, Ranks(0, 1, 0, dist.HashStore()), Degrees(1, 1, 
     state = training_state.random_state(0, device)
     training_state.restore_random_state(state, 0, device)
     assert started[-1] == ("random", True)
+assert not devices.left_to_host()
+sys.modules["torch_neuronx"] = types.SimpleNamespace(get_fallback_ops=lambda: ["aten::sort", "aten::mm", "aten::sort"])
+assert devices.left_to_host() == {"aten::sort": 2, "aten::mm": 1}
 print("passed")
 '''
 

@@ -1,9 +1,11 @@
 """NF4 has the levels of the QLoRA paper, and rounds to the nearest of them."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.planning.torch.sharded_state import NF4_BYTES
@@ -63,3 +65,33 @@ def test_empty_has_the_sizes_of_quantize() -> None:
         expected, found = nf4.quantize(torch.ones(values)), nf4.empty(values, torch.device("cpu"))
         assert [part.shape for part in found] == [part.shape for part in expected]
         assert math.prod(found[0].shape) * 2 >= values
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of the largest result of an operation, by dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: dict[torch.dtype, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.bytes[result.dtype] = max(self.bytes.get(result.dtype, 0), result.nbytes)
+        return result
+
+
+def test_only_the_weight_itself_is_as_large_as_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is decoded part by part, into the dtype in which it is multiplied, with the bits of one rounding."""
+    torch.manual_seed(0)
+    shape = (96, 130)  # it ends within a block, and within a part
+    codes, scales = nf4.quantize(torch.randn(shape))
+    whole = nf4.dequantize(codes, scales, shape, torch.float32)
+    monkeypatch.setitem(nf4._AT_ONCE, "cpu", 16 * nf4.BLOCK)
+    with Allocated() as allocated:
+        decoded = nf4.decode(codes, scales, *shape, torch.bfloat16)
+    assert decoded.dtype == torch.bfloat16 and torch.equal(decoded, whole.bfloat16())
+    assert torch.equal(nf4.dequantize(codes, scales, shape, torch.float32), whole)
+    assert allocated.bytes[torch.float32] == 16 * nf4.BLOCK * 4 < decoded.nbytes
+    assert allocated.bytes.keys() <= {torch.bfloat16, torch.float32, torch.int32, torch.uint8}
+    assert allocated.bytes[torch.int32] < decoded.nbytes
