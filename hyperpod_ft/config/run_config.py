@@ -120,6 +120,11 @@ class RunConfig(Section):
         return self.answers_per_prompt * (self.dataset.max_length + self.sampling.max_completion_length)
 
     @property
+    def scores_rouge(self) -> bool:
+        given = self.generate.rouge
+        return self.dataset.max_target_length is not None if given is None else given
+
+    @property
     def has_other_interpreters(self) -> bool:
         """Whether its jobs may be on machines that lack this one's environments: in containers of training jobs."""
         return self.sagemaker is not None

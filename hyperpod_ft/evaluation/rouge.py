@@ -1,18 +1,18 @@
 """ROUGE, how much of an expected text an answer repeats: F1 of words, of pairs of words, and of the longest sequence of
 words that both have in this order.
 
-As rouge-score 0.1.2 computes it without stemming, for ASCII text; it takes other letters for spaces. The package is not
-used: there is no wheel of it, and it imports NLTK, for seconds.
+As rouge-score 0.1.2 computes it without stemming, for ASCII text; it takes other letters for spaces. A word is a
+sequence of letters and digits with their marks, such as accents and vowel signs: a text without spaces between words,
+as in Chinese or Thai, is one word up to each punctuation mark. The package is not used: there is no wheel of it, and it
+imports NLTK, for seconds.
 """
 
-import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 from hyperpod_ft.runs.results.samples import Rouge
-
-_WORD = re.compile(r"[^\W_]+")
 
 
 def mean(pairs: Sequence[tuple[str, str]]) -> Rouge:
@@ -26,13 +26,24 @@ def mean(pairs: Sequence[tuple[str, str]]) -> Rouge:
 
 
 def rouge(answer: str, expected: str) -> Rouge:
-    one, other = (_WORD.findall(text.lower()) for text in (answer, expected))
+    one, other = _words(answer), _words(expected)
     pairs, wanted = Counter(pairwise(one)), Counter(pairwise(other))
     return Rouge(
         rouge_1=_f1((Counter(one) & Counter(other)).total(), len(one), len(other)),
         rouge_2=_f1((pairs & wanted).total(), pairs.total(), wanted.total()),
         rouge_l=_f1(_in_common(one, other), len(one), len(other)),
     )
+
+
+def _words(text: str) -> list[str]:
+    """Lowercase and in NFC, so that a letter is the same with its accent as a character of its own."""
+    words = [""]
+    for character in unicodedata.normalize("NFC", text.lower()):
+        if character.isalnum() or (words[-1] and unicodedata.category(character).startswith("M")):
+            words[-1] += character
+        elif words[-1]:
+            words.append("")
+    return [word for word in words if word]
 
 
 def _f1(common: int, one: int, other: int) -> float:

@@ -19,6 +19,8 @@ from hyperpod_ft.runs import volume_lock
 from hyperpod_ft.shipped import PACKAGE, shipped
 
 _LOCKED = "hyperpod_ft/__init__.py"
+# Of the package's files. Whatever else lies in a checkout, such as keys or notes, goes to no volume and no bucket.
+_SUFFIXES = {".py", ".html", ".sh", ".txt", ".yaml"}
 
 
 def snapshot(copies: Path) -> Path:
@@ -92,7 +94,7 @@ def _sources() -> tuple[dict[Path, Path], str]:
 
 def _code() -> Iterator[Path]:
     # a wheel has these inside the package, a checkout next to it
-    elsewhere = {PACKAGE / "templates", PACKAGE / "examples"}
+    elsewhere = {PACKAGE / "templates", PACKAGE / "examples", PACKAGE / "lifecycle"}
     for file in digests.files_below(PACKAGE):
-        if "__pycache__" not in file.parts and not elsewhere & set(file.parents):
+        if file.suffix in _SUFFIXES and not elsewhere & set(file.parents):
             yield file

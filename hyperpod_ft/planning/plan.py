@@ -339,7 +339,8 @@ _STAGES: dict[StageName, _Definition] = {
     "generate": _Definition(
         1,
         ("env", "download", "dataset"),
-        lambda config, _: _settings(config, "generate"),
+        # also an encoder-decoder's default: a run that was made before it is scored when submitted again
+        lambda config, _: _settings(config, "generate") | ({"generate.rouge": True} if config.scores_rouge else {}),
         applies=lambda config: config.training.objective != "reward",  # it writes no answers
         asks_model=True,
         accelerated=True,

@@ -220,10 +220,7 @@ def _samples(config: RunConfig, questions: Sequence[_Question], base: _ModelAnsw
             sampled.append(SampledRow.of(question.origin, recorded, question.expected, find))
         changed += one.ids != other.ids
     of_sources = {name: Losses(loss, tuned.source_losses[name]) for name, loss in base.source_losses.items()}
-    wanted = config.generate.rouge
-    if wanted is None:
-        wanted = config.dataset.max_target_length is not None
-    scores = _rouge(sampled) if wanted else {}
+    scores = _rouge(sampled) if config.scores_rouge else {}
     samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned), of_sources, scores)
     if find and sampled and not any(count.rows for count in samples.pattern_match.values()):
         print(f"generate: answer_pattern {pattern!r} matches none of the {len(sampled)} expected answers", flush=True)

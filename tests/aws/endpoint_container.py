@@ -47,7 +47,14 @@ _LMI = {
     *("dtype", "tensor_parallel_degree", "max_model_len", "max_rolling_batch_size", "gpu_memory_utilization"),
     *("model_loading_timeout", "enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"),
 }
-_HANDLER = {"engine", "entrypoint", "rolling_batch", "tensor_parallel_degree", "model_loading_timeout"}
+_HANDLER = {
+    "engine",
+    "entrypoint",
+    "rolling_batch",
+    "tensor_parallel_degree",
+    "model_loading_timeout",
+    "predict_timeout",
+}
 
 
 class Container:

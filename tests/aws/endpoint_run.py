@@ -78,7 +78,7 @@ def make_t5_run(base: Path) -> Run:
         model={"source": str(source)},
         dataset=pairs,
         training={"method": "full"},
-        deploy={**_DEPLOY, "container": "kit"},
+        deploy={**_DEPLOY, "container": "kit", "max_length": 128},
     )
     run.paths.base_model.parent.mkdir(parents=True)
     run.paths.base_model.symlink_to(source)

@@ -13,7 +13,8 @@ from hyperpod_ft.runs import chain
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.endpoint.deployment import endpoint_name
+from hyperpod_ft.sagemaker.endpoint.creation import place
+from hyperpod_ft.sagemaker.endpoint.deployment import deployment, endpoint_name, with_settings
 from tests.aws.account_place import trust
 from tests.aws.conftest import REGION, Aws
 from tests.aws.endpoint_run import BUCKET, ROLE, make_run, make_t5_run, only_in_store
@@ -216,6 +217,10 @@ def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path
     # beside the kit's code, it is a copy
     output = deploy(str(run.paths.directory), "--set", "deploy.container=kit")
     assert "copied from the run's store" in output and "3 of 3 answers equal" in output
+    planned = deployment(with_settings(run, ["deploy.container=kit"]), REGION)
+    writes = deploy.writes()
+    place(deploy.aws.client("s3"), run, planned.bundle, planned.target.bundle, print)
+    assert deploy.writes() == writes, "nothing is copied twice"
     deploy("delete", str(run.paths.directory), "--yes")
     assert deploy.objects() == before
     assert not (run.paths.tuned_model / "model.safetensors").exists()
@@ -224,12 +229,14 @@ def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path
 def test_an_encoder_decoder_is_served_by_the_kits_own_server(aws: Aws, tmp_path: Path) -> None:
     deploy = Deploy(aws, make_t5_run(tmp_path / "t5"), tmp_path)
     output = deploy(deploy.directory)
+    assert "3 prompts of samples.json, 1 at a time" in output  # the instance has one GPU
     assert "3 of 3 answers equal samples.json; of 3 where" in output
     assert any(key.endswith("/hyperpod_ft.zip") for key in deploy.objects())
     assert "initialized by hyperpod_ft.serving.djl" in deploy("logs", deploy.name)
     question = json.loads(deploy.run.paths.samples_path.read_text())["prompts"][1]
     for way in ([], ["--raw"]):  # as the chat template puts it, and as it is
         assert deploy("ask", deploy.name, question["prompt"], "--max-tokens", "12", *way) == f"{question['tuned']}\n"
+    assert "has room for 128" in deploy("ask", deploy.name, "squeue", "--max-tokens", "128", status=2)
     _check_openai(deploy)
     deploy("delete", deploy.name, "--yes")
     assert deploy.nothing_left()

@@ -146,8 +146,10 @@ class Creation:
             request = completion_request(sample, served, run.config.generate.max_new_tokens)
             return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
 
-        self.watch.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}")
-        with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
+        # the kit's server answers one on each GPU, and SageMaker's patience includes the wait for a GPU
+        at_once = target.fit.instance.devices if self.deployment.bundle.code else _QUESTIONS_AT_ONCE
+        self.watch.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}, {at_once} at a time")
+        with ThreadPoolExecutor(at_once) as pool:
             proof = Proof(tuple(pool.map(ask, recorded)))
         about = {
             "endpoint": target.name,
@@ -197,10 +199,14 @@ def place(s3: Any, run: Run, bundle: Bundle, url: str, report: PrintLine) -> Non
 
 
 def _copy(s3: Any, run: Run, url: str) -> None:
-    """From the run's store, within S3."""
+    """From the run's store, within S3: what is not there yet. `url` is named after the content, so sizes tell."""
     record, to = run.journal.record(run.plan.model_stage), Location.of(url)
     assert record is not None, "a stage that is done has one"
+    there = {entry.name: entry.size for entry in trees.listing(s3, url)}
     with explained_s3(url, "write"):
-        for path in (run.paths.root / output.path for output in record.outputs):
-            source, key = Location.of(store_url(run, path)), to.key(path.relative_to(run.paths.tuned_model).as_posix())
-            s3.copy({"Bucket": source.bucket, "Key": source.prefix}, to.bucket, key)
+        for output in record.outputs:
+            path = run.paths.root / output.path
+            name = path.relative_to(run.paths.tuned_model).as_posix()
+            if there.get(name) != output.size:
+                source = Location.of(store_url(run, path))
+                s3.copy({"Bucket": source.bucket, "Key": source.prefix}, to.bucket, to.key(name))

@@ -121,6 +121,8 @@ def environment(target: Target) -> dict[str, str]:
             "OPTION_ROLLING_BATCH": "disable",  # else LMI starts vLLM
             "OPTION_TENSOR_PARALLEL_DEGREE": "1",  # on each GPU, a process with the whole model
             "OPTION_MODEL_LOADING_TIMEOUT": str(startup_seconds(settings)),
+            "OPTION_PREDICT_TIMEOUT": "120",  # then DJL kills the process, which itself gives up sooner
+            "HYPERPOD_FT_MAX_LENGTH": length,
             "PYTHONPATH": f"{MODEL_DIRECTORY}/{CODE}",
             "HF_HUB_OFFLINE": "1",
         }

@@ -54,21 +54,29 @@ class Answering:
         models: Mapping[str, _Loaded],
         form: AnswerFormat,
         images: ImageReader | None = None,
+        max_length: int | None = None,
     ) -> None:
         """`models` by name; the first answers requests that name none. `form`: that of the tokenizer's template.
 
-        `images`: None for models that read none.
+        `images`: None for models that read none. `max_length`: the most tokens of prompt and answer together, if that
+        is less than the models can take.
         """
         self._tokenizer, self._models, self._form, self._images = tokenizer, dict(models), form, images
         self._stops = {name: make_greedy(one.model, tokenizer) for name, one in self._models.items()}
         # not the tokenizer's size: that of the tuned model may have tokens which its base model lacks
         self._vocabulary = {name: _embeddings(one.model) for name, one in self._models.items()}
+        self._max_length = max_length
         self._lock = FairLock()
         self._failure = ""
 
     @classmethod
     def load(
-        cls, models: Mapping[str, Path], adapters: Mapping[str, Path], tokenizer: Path, device: torch.device
+        cls,
+        models: Mapping[str, Path],
+        adapters: Mapping[str, Path],
+        tokenizer: Path,
+        device: torch.device,
+        max_length: int | None = None,
     ) -> "Answering":
         """Model directories by name, and PEFT adapters of the last of them by name.
 
@@ -82,7 +90,7 @@ class Answering:
             loaded[base] = _Loaded(model, None, switch)
             loaded |= {name: _Loaded(model, name, switch) for name in adapters}
         images = _images(tokenizer) if is_image_text(read_config(next(iter(models.values())))) else None
-        return cls(tokenizers.load(tokenizer), loaded, answer_format.of_model(tokenizer), images)
+        return cls(tokenizers.load(tokenizer), loaded, answer_format.of_model(tokenizer), images, max_length)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,9 +194,10 @@ class Answering:
         config = self._models[name].model.config
         if not prompt:
             raise HttpError(400, "the prompt has no tokens")
-        context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
+        context = self._max_length or getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
         # an encoder-decoder's answer has its own positions, of which the start token takes the first
-        room = context - (1 if config.is_encoder_decoder else prompt)
+        own_positions = config.is_encoder_decoder and self._max_length is None
+        room = context - (1 if own_positions else prompt)
         if prompt > context or (request.max_tokens or 1) > room:
             asked = f" and max_tokens {request.max_tokens}" if request.max_tokens else ""
             raise HttpError(

@@ -28,6 +28,7 @@ from hyperpod_ft.runs.references import all_runs
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
+from hyperpod_ft.shipped import PACKAGE
 from hyperpod_ft.stages import stage
 from hyperpod_ft.tracking.content import TrackerState
 from tests.conftest import MakeRun
@@ -166,6 +167,27 @@ def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path, monkeypatc
         check=True,
     )
     assert done.stdout.split() == [str(code / "hyperpod_ft" / "shipped.py"), "True"]
+    tracked = subprocess.run(["git", "ls-files", "."], cwd=PACKAGE, capture_output=True, text=True, check=True).stdout
+    assert [name for name in tracked.split() if not (code / "hyperpod_ft" / name).is_file()] == []
+
+
+def test_what_lies_beside_the_kits_code_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "hyperpod_ft"
+    for name in (
+        "__init__.py",
+        "pins/torch.txt",
+        ".env",
+        "key.pem",
+        "__pycache__/a.pyc",
+        "templates/a",
+        "lifecycle/a.py",
+    ):
+        publish.write_text(package / name, "")
+    monkeypatch.setattr(snapshots, "PACKAGE", package)
+    monkeypatch.setattr(snapshots, "_sources", snapshots._sources.__wrapped__)
+    code = snapshot(tmp_path / "copies") / "hyperpod_ft"
+    copied = {file.relative_to(code).as_posix() for file in code.rglob("*") if file.is_file()}
+    assert {name for name in copied if not name.startswith("templates/")} == {"__init__.py", "pins/torch.txt"}
 
 
 def test_what_was_deleted_is_made_again_by_the_stage_that_made_it(make_run: MakeRun) -> None:

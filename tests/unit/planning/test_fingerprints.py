@@ -50,6 +50,16 @@ def test_a_key_set_to_its_default_changes_no_run(make_run: MakeRun) -> None:
     assert make_run(training__epochs=3, lora__r=16).plan == make_run().plan
 
 
+def test_what_an_encoder_decoder_gets_by_default_is_as_if_it_were_set(make_run: MakeRun) -> None:
+    """So that answers which were written before ROUGE was the default are scored."""
+    pairs = {"dataset__format": "prompt-completion", "dataset__max_target_length": 32}
+    default, scored, other = (
+        make_run(**pairs, **rouge).plan["generate"].fingerprint
+        for rouge in ({}, {"generate__rouge": True}, {"generate__rouge": False})
+    )
+    assert default == scored != other
+
+
 def left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     """Of each stage its version, and the defaults that its fingerprint leaves out."""
     given = run.config.differing()

@@ -194,6 +194,11 @@ def test_an_encoder_decoder_answers_as_stage_generate(tmp_path: Path) -> None:
     for long in (asked([5] * 16385), asked([5], max_tokens=16384)):
         with pytest.raises(HttpError, match="room for 16384"):
             answering.answer(long, nowhere)
+    # an endpoint's memory is checked for prompt and answer together
+    limited = Answering.load({"t5": t5}, {}, t5, CPU, max_length=len(ids) + 12)
+    assert limited.answer(asked("Which command?"), nowhere).text == expected.text
+    with pytest.raises(HttpError, match=f"max_tokens 13; t5 has room for {len(ids) + 12}"):
+        limited.answer(asked("Which command?", max_tokens=13), nowhere)
 
 
 def test_without_a_chat_template_the_reason_is_given(base: Path, tmp_path: Path) -> None:
