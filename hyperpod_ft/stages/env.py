@@ -51,7 +51,7 @@ def work(run: Run) -> stage.Result:
         if inside:
             build_inside(inside, pins, run.paths.environment_path)
         else:
-            if torch_neuron.is_installed_for(config) and (problem := torch_neuron.system_problem()):
+            if problem := torch_neuron.problem_here(config):
                 raise UserError(f"env: {problem}", torch_neuron.REMEDY)
             build(pins, run.paths.environment_path, environment_kind(pins.stem), config.env.package_repositories)
         outputs.append(run.paths.environment_path / "pyvenv.cfg")

@@ -26,8 +26,12 @@ RECIPE = "llama3-8b-lora-trn2"
 
 
 def contained(**env: Any) -> Run:
+    return with_section("env", {"container": IMAGE, "container_mounts": ["/fsx/cache"], **env})
+
+
+def with_section(name: str, content: dict[str, Any]) -> Run:
     values = yaml_file.parse(run_file.RUN_FILE, run_file.find(RECIPE))
-    values["env"] = {"container": IMAGE, "container_mounts": ["/fsx/cache"], **env}
+    values[name] = values.get(name, {}) | content
     return Run.of(run_file.resolve(run_file.validate(values, RECIPE), Path("/")))
 
 
@@ -121,6 +125,13 @@ def test_torch_neuron_needs_a_system_or_a_container(
     else:
         check_run(of_recipe(RECIPE))
     check_run(contained())
+    assert bool(torch_neuron.problem_here(of_recipe(RECIPE).config)) == refused
+    assert not torch_neuron.problem_here(with_section("cluster", {"cpu_partition": "c7i"}).config), "its own system"
+    check_run(
+        with_section(
+            "sagemaker", {"role": "arn:aws:iam::123456789012:role/x", "region": "us-east-2", "store": "s3://bucket"}
+        )
+    )
 
 
 @pytest.mark.parametrize(
