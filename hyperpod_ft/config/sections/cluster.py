@@ -135,7 +135,7 @@ class PythonEnvironment(Section):
     python: PlainPath | None = Field(
         None,
         description="Interpreter to use, or `current` for the one that runs hyperpod-ft. If not set, stage `env`"
-        " creates a virtual environment below `cluster.root`.",
+        " creates a virtual environment below `cluster.root`. With `container`, a path in it.",
     )
     container: str | None = Field(
         None,

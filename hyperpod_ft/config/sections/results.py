@@ -106,8 +106,8 @@ class Eval(Section):
     python: PlainPath | None = Field(
         None,
         description="Interpreter that has lm-evaluation-harness (`lm_eval`), torch, transformers and the kit's"
-        " packages. If not set, stage `tasks` creates an environment that adds lm-evaluation-harness to"
-        " the run's.",
+        " packages, with `env.container` in it. If not set, stage `tasks` creates an environment that adds"
+        " lm-evaluation-harness to the run's.",
     )
 
     @field_validator("tasks")

@@ -71,12 +71,19 @@ def test_an_image_is_named_as_enroot_reads_it(make_run: MakeRun, given: str, rea
         {"container": "images/torch.sqsh"},
         {"container": "org/x:1 --container-save=/etc/x"},
         {"container_mounts": ["/fsx/cache"]},
+        {"container": "a/b:1", "python": "current"},  # that of the head node
     ],
 )
 def test_what_is_no_image_is_refused(make_run: MakeRun, env: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"env\.container|container_mounts") as error:
         make_run(env=env)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_evaluation_of_a_container_has_no_interpreter_of_the_head_node(make_run: MakeRun) -> None:
+    config = make_run(env={"container": "a/b:1"}).config
+    with pytest.raises(UserError, match=r"eval\.python: current is not in env\.container"):
+        run_file.with_evaluation(config, {"tasks": ["arc_easy"], "python": "current"}, Path("/"))
 
 
 def test_an_image_is_part_of_the_environment_and_not_of_the_training(make_run: MakeRun) -> None:
