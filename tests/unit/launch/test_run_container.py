@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import container, preflight, torch_neuron
@@ -14,6 +16,7 @@ from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.launch.render import render
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.launch.submit import submit
+from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from tests import golden
@@ -139,6 +142,28 @@ def test_torch_neuron_needs_a_system_or_a_container(
             "sagemaker", {"role": "arn:aws:iam::123456789012:role/x", "region": "us-east-2", "store": "s3://bucket"}
         )
     )
+
+
+def test_a_replay_asks_slurm_for_a_node_of_the_training(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it has one: inside an allocation, srun takes that."""
+    cluster = {"root": str(tmp_path), "instance_type": "p5.48xlarge", "partition": "p5", "account": "team"}
+    run = make_run(env={"container": str(tmp_path / "x.sqsh")}, cluster=cluster, parallelism={})
+    run.freeze()
+    Record("env", run.plan["env"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "").write(run.paths.record_path("env"))
+    started = list[list[str]]()
+    monkeypatch.setattr("os.execvpe", lambda _, command, __: started.append(command))
+    for job in ("", "7"):
+        monkeypatch.chdir("/")
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        if job:
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+        done = CliRunner().invoke(app, ["replay", str(run.paths.directory), "--step", "1"])
+        assert done.exit_code == 0, done.output
+    (outside, inside) = [{option for option in command if option.startswith("--")} for command in started]
+    asked = {"--partition=p5", "--account=team", "--exclusive", "--mem=0", "--time=1-00:00:00"}
+    assert outside - inside == asked and not inside - outside
 
 
 @pytest.mark.parametrize(
