@@ -24,7 +24,9 @@ from hyperpod_ft.config.instances import CATALOGUE, alternatives
 from hyperpod_ft.config.secrets import is_secret
 
 # An image of a registry, with a tag or digest: a name alone would be another image every month.
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._-]*(:\d+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
+_DIGEST = "@sha256:[0-9a-f]{64}"
+_TAG = f"(:[A-Za-z0-9_][A-Za-z0-9._-]*({_DIGEST})?|{_DIGEST})"
+_IMAGE = re.compile(rf"[a-z0-9][a-z0-9._-]*(:\d+)?(/[a-z0-9._-]+)*{_TAG}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
 _RESERVED_NAMES = re.compile(
@@ -139,8 +141,8 @@ class PythonEnvironment(Section):
     )
     container: str | None = Field(
         None,
-        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`, or a"
-        " `.sqsh` file by its absolute path.",
+        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`, with"
+        " enroot 4.0 or newer also by digest, or a `.sqsh` file by its absolute path.",
     )
     container_mounts: tuple[PlainPath, ...] = Field(
         (),

@@ -59,6 +59,7 @@ def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_pat
         ("docker://public.ecr.aws#neuron/torch:2", "docker://public.ecr.aws#neuron/torch:2"),
         ("host:5000/torch:2", "docker://host:5000#torch:2"),
         ("nvidia/cuda:13", "docker://nvidia/cuda:13"),
+        (f"host:5000/x:1@sha256:{'0' * 64}", f"docker://host:5000#x:1@sha256:{'0' * 64}"),
         (f"org/x@sha256:{'0' * 64}", f"docker://org/x@sha256:{'0' * 64}"),
     ],
 )
@@ -72,6 +73,7 @@ def test_an_image_is_named_as_enroot_reads_it(make_run: MakeRun, given: str, rea
     [
         {"container": "public.ecr.aws/neuron/torch"},  # of no version
         {"container": "images/torch.sqsh"},
+        {"container": "org/x:1@sha256:0123"},
         {"container": "org/x:1 --container-save=/etc/x"},
         {"container_mounts": ["/fsx/cache"]},
         {"container": "a/b:1", "python": "current"},  # that of the head node
