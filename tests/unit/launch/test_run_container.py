@@ -101,6 +101,7 @@ def test_what_cannot_run_is_refused_before_a_job_starts(make_run: MakeRun, tmp_p
     lost = str(tmp_path / "lost.sqsh")
     with pytest.raises(UserError, match=r"env\.container: no such file: .*lost\.sqsh"):
         check_run(make_run(env={"container": lost}))
+    check_run(make_run(env={"container": "/no/volume/x.sqsh"}, cluster__root="/no/volume/kit"))
     with pytest.raises(UserError, match=r"contains ' ', which Pyxis cannot mount"):
         check_run(make_run(env={"container": "a/b:1", "container_mounts": ["/fsx/two words"]}))
     with pytest.raises(UserError, match=r"env\.container: launcher process starts nothing in it; .*Slurm"):
