@@ -65,7 +65,7 @@ def work(run: Run) -> stage.Result:
         chosen = config.parallelism
         shards = chosen.sharding not in ("replicated", "zero1") and config.instance.has_accelerators
         neuron = "torch_neuronx" in rules.imports(config)
-        check_torch(python, found, neuron=neuron, sharded_experts=chosen.expert_parallel > 1 and shards)
+        check_torch(python, found, config.env, neuron=neuron, sharded_experts=chosen.expert_parallel > 1 and shards)
     facts: dict[str, Any] = {"interpreter": str(python), **found, **of_image}
     if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
