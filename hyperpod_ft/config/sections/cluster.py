@@ -136,22 +136,21 @@ class PythonEnvironment(Section):
 
     python: PlainPath | None = Field(
         None,
-        description="Interpreter to use, or `current` for the one that runs hyperpod-ft. If not set, stage `env`"
-        " creates a virtual environment below `cluster.root`. With `container`, a path in it.",
+        description="Interpreter to use, or `current`: hyperpod-ft's own. If not set, stage `env` creates a virtual"
+        " environment below `cluster.root`. With `container`, a path in it.",
     )
     container: str | None = Field(
         None,
-        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`, with"
-        " enroot 4.0 or newer also by digest, or a `.sqsh` file by its absolute path.",
+        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`"
+        " (digests: enroot 4.0 or newer), or a `.sqsh` file's absolute path.",
     )
     container_mounts: tuple[PlainPath, ...] = Field(
         (),
-        description="More directories that jobs see in the container.",
+        description="More directories that jobs see.",
     )
     sdk: Literal["2.26.1", "2.28.0"] = Field(
         "2.26.1",
-        description="Engine neuron: version of the AWS Neuron SDK to install; optimum-neuron 0.4.5 was released with"
-        " `2.26.1`.",
+        description="Engine neuron: AWS Neuron SDK to install; optimum-neuron 0.4.5 was released with `2.26.1`.",
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
@@ -192,6 +191,6 @@ class Tracking(Section):
     )
     python: PlainPath | None = Field(
         None,
-        description="Interpreter that has the trackers' packages, or `current` for the one that runs hyperpod-ft."
-        " If not set, stage `env` creates a virtual environment for each tracker.",
+        description="Interpreter with the trackers' packages, or `current`: hyperpod-ft's own. If not set, stage"
+        " `env` creates a virtual environment for each tracker.",
     )
