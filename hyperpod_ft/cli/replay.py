@@ -29,6 +29,7 @@ def replay(
     from hyperpod_ft.launch import container
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.launch.slurm.client import step as on_one_node
+    from hyperpod_ft.launch.slurm.launcher import job_options, slurm_of
     from hyperpod_ft.launch.snapshot import code_for
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.jobs import job_python
@@ -37,10 +38,14 @@ def replay(
     Launchers().bring_small_files(run)
     run.journal.require_done("env", "there is no interpreter for its steps")
     directory, python = run.paths.directory.absolute(), job_python(run.paths).absolute()
+    # in the run's container, if it has one, on a node of its training
+    inside = list[str]()
+    if run.config.env.container:
+        job = [] if "SLURM_JOB_ID" in os.environ else job_options(run)
+        inside = on_one_node([*job, "--cpu-bind=none", *container.checked(run.config, run.paths)])
     # nothing of the working directory, and no secret: a run file names the interpreter
-    # in the run's container, if it has one
-    inside = on_one_node(container.checked(run.config, run.paths)) if run.config.env.container else []
     environment = parted(os.environ).open | code_for(Path() if inside else python, run.paths.code_copies)
+    environment |= slurm_of(run).environment if inside else {}
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
     if not run.config.instance.has_accelerators:
         environment["OMP_NUM_THREADS"] = "1"  # as its jobs had: more threads add in another order

@@ -81,6 +81,7 @@ class RunConfig(Section):
         if self.trl and self.engine not in ("trl", "auto"):
             raise ValueError(f"trl: has no effect with engine {self.engine}; remove it")
         _check_training(self)
+        _check_interpreters(self)
         _check_objective(self)
         if self.sagemaker:
             _check_training_jobs(self, self.sagemaker)
@@ -195,6 +196,13 @@ def _check_training(config: RunConfig) -> None:
         )
     if config.eval and config.eval.include_revision and not config.eval.include_path:
         raise ValueError("eval.include_revision: has no effect without include_path; remove it")
+
+
+def _check_interpreters(config: RunConfig) -> None:
+    given = {"env.python": config.env.python, "eval.python": config.eval.python if config.eval else None}
+    for key, python in given.items():
+        if config.env.container and python == "current":
+            raise ValueError(f"{key}: current is not in env.container's image; leave it out, or name one of the image")
 
 
 def _check_objective(config: RunConfig) -> None:

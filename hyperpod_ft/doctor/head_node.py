@@ -109,7 +109,7 @@ def _ask(expected: Expectations, nodes: Sequence[SlurmNode], probe: Path) -> tup
     instance_type = config.cluster.instance_type if config and training else ""
     count = config.cluster.nodes if config else 1
     command = [sys.executable, "-m", "hyperpod_ft.doctor.node"]
-    command += [str(probe), instance_type, str(count), expected.environment_name or ""]
+    command += [str(probe), instance_type, str(count), (training and expected.environment_name) or ""]
     options = [f"--export=ALL,PYTHONPATH={PACKAGE.parent}"]
     if config:
         cluster = config.cluster

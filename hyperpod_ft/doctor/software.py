@@ -52,7 +52,7 @@ def _environment(expected: Expectations) -> Finding:
     kind = environment_kind(expected.environment_name or "torch")
     if kind == "torch-neuron" and (image := torch_neuron.of_machine_image()):
         return ok(row, f"TorchNeuron of the image: {image}")
-    if kind == "torch-neuron" and (problem := torch_neuron.system_problem()):
+    if config and (problem := torch_neuron.problem_here(config)):
         return error(row, problem, torch_neuron.REMEDY)
     versions = PYTHON_VERSIONS.get(kind, (_this_python(),))
     if found := interpreters.find(versions):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.config.sections.cluster import PythonEnvironment
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch import container
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, TORCH_FROM, TORCH_TESTED
@@ -153,16 +154,22 @@ def probe(python: Path, imports: tuple[str, ...], remedy: str, inside: Sequence[
     return found
 
 
-def check_torch(python: Path, found: dict[str, Any], *, neuron: bool, sharded_experts: bool) -> None:
+def check_torch(
+    python: Path, found: dict[str, Any], env: PythonEnvironment, *, neuron: bool, sharded_experts: bool
+) -> None:
     """Raise UserError unless what `probe` found in an interpreter has a torch that engine torch can use.
 
     `neuron`: it must be TorchNeuron's, whose torch-neuronx has torch's own version. Older ones are the plugin of
     PyTorch/XLA, under the same name. `sharded_experts`: experts are divided, and their state is sharded. A torch newer
-    than any that was tested is noted.
+    than any that was tested is noted. `env`: what the run file says.
     """
     torch, plugin = (found["packages"].get(name, "none") for name in ("torch", "torch-neuronx"))
     release, versions = tuple(map(int, re.findall(r"\d+", torch)[:2])), PYTHON_VERSIONS["torch-neuron"]
-    remedy = "set env.python to another interpreter, or leave it out"
+    remedy = "set env.python to another interpreter" + (", or leave it out" if env.python else "")
+    if env.container:
+        remedy = f"set env.container to another image than {env.container}" + (
+            ", or correct env.python" * bool(env.python)
+        )
     if neuron and found["python"].rpartition(".")[0] not in versions:
         problem = f"has Python {found['python']}, and TorchNeuron needs {' or '.join(versions)}"
         raise UserError(f"env: {python} {problem}", remedy)

@@ -106,11 +106,13 @@ class Signals:
 def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) -> int | None:
     """Attempt the command until it succeeds or is given up; returns the exit status, None when requeued.
 
-    Raises UserError when Slurm does not requeue the job.
+    Raises UserError when Slurm does not requeue the job, or when the container's image is not that of stage env.
     """
     if run.journal.is_done(stage):
         print(f"{stage}: already done, nothing to do", flush=True)
         return 0
+    if run.config.env.container:
+        run.journal.require_done("env", "there is no interpreter for its image")
     job_id = own_job_id()
     accelerators = run.config.instance.has_accelerators
     decide = partial(recovery.decide, allowed=run.config.cluster.max_restarts, continued_by=signals.host.continued_by)

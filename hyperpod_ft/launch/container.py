@@ -30,7 +30,7 @@ _CHECKED = f"""test -e {ONLY_INSIDE} && exec "$@"; echo "error: {IGNORED}" >&2; 
 
 
 def registry_uri(image: str) -> str:
-    """The image as enroot reads it in every version: with `#` after a registry."""
+    """The image as enroot reads it in every version, digests from 4.0 on: with `#` after a registry."""
     registry, slash, name = image.partition("/")
     return f"docker://{registry}#{name}" if slash and ("." in registry or ":" in registry) else f"docker://{image}"
 

@@ -125,7 +125,8 @@ def check_run(run: Run) -> TrainingFit | None:
     elif run.config.env.python:
         _check_python(run.config, Path(run.config.env.python))
     # HyperPod's nodes all have the system of this one; elsewhere doctor and stage env say so
-    if HYPERPOD.is_dir() and torch_neuron.is_installed_for(run.config) and (problem := torch_neuron.system_problem()):
+    on_hyperpod = HYPERPOD.is_dir() and not run.config.has_other_interpreters
+    if on_hyperpod and torch_neuron.is_installed_for(run.config) and (problem := torch_neuron.system_problem()):
         raise UserError(f"env: {problem}", torch_neuron.REMEDY)
     tracking = run.config.tracking.python
     if tracking and not run.config.has_other_interpreters and not Path(tracking).exists():
@@ -143,7 +144,8 @@ def _check_container(run: Run) -> None:
     """Its image and mounts; and srun, where there is a Slurm here."""
     container.check_mounts(run.config)
     image = run.config.env.container
-    if image and image.startswith("/") and not Path(image).exists():
+    # a laptop lacks the volume
+    if image and image.startswith("/") and run.paths.root.parent.exists() and not Path(image).exists():
         raise UserError(f"env.container: no such file: {image}", "correct it")
     site = SlurmSite(slurm_of(run).environment)
     with contextlib.suppress(SlurmUnreachableError):

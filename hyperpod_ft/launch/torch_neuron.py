@@ -27,6 +27,11 @@ def is_installed_for(config: RunConfig) -> bool:
     return rules_of(config.engine).environment_name(config) == "torch-neuron" and not given
 
 
+def problem_here(config: RunConfig) -> str:
+    """Why stage env cannot install them here; empty if it can, or if its nodes are not those of the training."""
+    return system_problem() if is_installed_for(config) and not config.cluster.cpu_partition else ""
+
+
 def system_problem() -> str:
     """Why the packages cannot be used on this machine; empty if they can, or it has another source of them."""
     try:

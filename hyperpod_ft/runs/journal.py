@@ -14,7 +14,7 @@ from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.runs.jobs import Job, Submission
-from hyperpod_ft.runs.records import CARD, Record
+from hyperpod_ft.runs.records import CARD, Record, image_state
 from hyperpod_ft.runs.run_paths import RunPaths
 
 _JOBS = TypeAdapter(list[Job])
@@ -69,6 +69,10 @@ class Journal:
             return "has not run"
         if record.fingerprint != self.plan[stage].fingerprint:
             return "its configuration changed"
+        image = self.paths.image if stage == "env" else None
+        # jobs in it may not see its file
+        if image and (seen := image_state(image)) and seen != record.facts.get("image"):
+            return f"{image} was replaced"
         in_store: dict[str, int] | None = None
         for output in record.outputs:
             try:

@@ -54,6 +54,15 @@ class Output:
         return (file_sha256(file) if self.sha256 else file_xxh3(file)) != self.digest
 
 
+def image_state(image: Path) -> dict[str, int] | None:
+    """Size in bytes and time of change in ns, for stage env's record; None where the file is not seen."""
+    try:
+        found = image.stat()
+    except OSError:
+        return None
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+
+
 @dataclass(frozen=True)
 class Record:
     """The record that a stage writes when it has finished: the only proof that it did."""

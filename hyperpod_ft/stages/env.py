@@ -28,6 +28,7 @@ from hyperpod_ft.planning.pins import environment_kind, pins_file
 from hyperpod_ft.processes import signal_all, tree
 from hyperpod_ft.runs.job_files import PYTHON
 from hyperpod_ft.runs.jobs import job_python
+from hyperpod_ft.runs.records import image_state
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
@@ -41,17 +42,19 @@ _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "tra
 def work(run: Run) -> stage.Result:
     config, rules, outputs = run.config, rules_of(run.config.engine), list[Path]()
     inside: list[str] = []
+    of_image: dict[str, Any] = {}
     if config.env.container and (image := run.paths.image):
         inside = step(container.checked(config, run.paths))
         if not config.env.container.startswith("/"):
             fetch(config.env.container, image)
             outputs.append(image)
+        of_image = {"container": config.env.container, "image": image_state(image)}
     if config.env.python is None and PYTHON not in os.environ:
         pins = pins_file(rules.environment_name(config))
         if inside:
             build_inside(inside, pins, run.paths.environment_path)
         else:
-            if torch_neuron.is_installed_for(config) and (problem := torch_neuron.system_problem()):
+            if problem := torch_neuron.problem_here(config):
                 raise UserError(f"env: {problem}", torch_neuron.REMEDY)
             build(pins, run.paths.environment_path, environment_kind(pins.stem), config.env.package_repositories)
         outputs.append(run.paths.environment_path / "pyvenv.cfg")
@@ -62,10 +65,8 @@ def work(run: Run) -> stage.Result:
         chosen = config.parallelism
         shards = chosen.sharding not in ("replicated", "zero1") and config.instance.has_accelerators
         neuron = "torch_neuronx" in rules.imports(config)
-        check_torch(python, found, neuron=neuron, sharded_experts=chosen.expert_parallel > 1 and shards)
-    facts: dict[str, Any] = {"interpreter": str(python), **found}
-    if inside:
-        facts["container"] = config.env.container
+        check_torch(python, found, config.env, neuron=neuron, sharded_experts=chosen.expert_parallel > 1 and shards)
+    facts: dict[str, Any] = {"interpreter": str(python), **found, **of_image}
     if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
             print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)

@@ -18,6 +18,7 @@ from hyperpod_ft.launch import container
 from hyperpod_ft.launch.slurm.client import step
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.records import image_state
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 from tests.conftest import MakeRun
@@ -65,6 +66,7 @@ def test_a_chain_in_a_container(head: Head, pyxis: Path, tmp_path: Path) -> None
     record = run.journal.record("env")
     assert record is not None and record.facts["container"] == IMAGE
     assert run.paths.image and run.paths.image.read_text().startswith("/bin\n"), "fetched once, for all jobs"
+    assert record.facts["image"] == image_state(run.paths.image)
     assert (run.paths.environment_path / "bin" / "python").is_symlink()
     assert json.loads(run.paths.samples_path.read_text())["samples"]
 

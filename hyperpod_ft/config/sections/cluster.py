@@ -24,7 +24,9 @@ from hyperpod_ft.config.instances import CATALOGUE, alternatives
 from hyperpod_ft.config.secrets import is_secret
 
 # An image of a registry, with a tag or digest: a name alone would be another image every month.
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._-]*(:\d+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
+_DIGEST = "@sha256:[0-9a-f]{64}"
+_TAG = f"(:[A-Za-z0-9_][A-Za-z0-9._-]*({_DIGEST})?|{_DIGEST})"
+_IMAGE = re.compile(rf"[a-z0-9][a-z0-9._-]*(:\d+)?(/[a-z0-9._-]+)*{_TAG}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
 _RESERVED_NAMES = re.compile(
@@ -134,22 +136,21 @@ class PythonEnvironment(Section):
 
     python: PlainPath | None = Field(
         None,
-        description="Interpreter to use, or `current` for the one that runs hyperpod-ft. If not set, stage `env`"
-        " creates a virtual environment below `cluster.root`.",
+        description="Interpreter to use, or `current`: hyperpod-ft's own. If not set, stage `env` creates a virtual"
+        " environment below `cluster.root`. With `container`, a path in it.",
     )
     container: str | None = Field(
         None,
-        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`, or a"
-        " `.sqsh` file by its absolute path.",
+        description="On Slurm with Pyxis, image for the jobs (docs/install.md#containers): `registry/name:tag`"
+        " (digests: enroot 4.0 or newer), or a `.sqsh` file's absolute path.",
     )
     container_mounts: tuple[PlainPath, ...] = Field(
         (),
-        description="More directories that jobs see in the container.",
+        description="More directories that jobs see.",
     )
     sdk: Literal["2.26.1", "2.28.0"] = Field(
         "2.26.1",
-        description="Engine neuron: version of the AWS Neuron SDK to install; optimum-neuron 0.4.5 was released with"
-        " `2.26.1`.",
+        description="Engine neuron: AWS Neuron SDK to install; optimum-neuron 0.4.5 was released with `2.26.1`.",
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
@@ -190,6 +191,6 @@ class Tracking(Section):
     )
     python: PlainPath | None = Field(
         None,
-        description="Interpreter that has the trackers' packages, or `current` for the one that runs hyperpod-ft."
-        " If not set, stage `env` creates a virtual environment for each tracker.",
+        description="Interpreter with the trackers' packages, or `current`: hyperpod-ft's own. If not set, stage"
+        " `env` creates a virtual environment for each tracker.",
     )

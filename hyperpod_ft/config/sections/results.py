@@ -105,9 +105,8 @@ class Eval(Section):
     )
     python: PlainPath | None = Field(
         None,
-        description="Interpreter that has lm-evaluation-harness (`lm_eval`), torch, transformers and the kit's"
-        " packages. If not set, stage `tasks` creates an environment that adds lm-evaluation-harness to"
-        " the run's.",
+        description="Interpreter with lm-evaluation-harness (`lm_eval`), torch, transformers and the kit's"
+        " packages; with `env.container`, in the image. If not set, stage `tasks` makes one on top of the run's.",
     )
 
     @field_validator("tasks")

@@ -115,13 +115,23 @@ def compiles_no_more() -> bool:
     return any("recompile limit" in reason for reason in torch._dynamo.utils.counters["unimplemented"])
 
 
-def left_to_host() -> Counter[str]:
-    """The operations that TorchNeuron has left to the CPU in this process, with how often; it does so silently.
+class LeftToHost:
+    """The operations that TorchNeuron leaves to the CPU in this process; it does so silently.
 
-    The list is the one that torch-neuronx's own tests read.
+    The list is the one that torch-neuronx's own tests read and clear.
     """
-    listed = getattr(sys.modules.get("torch_neuronx"), "get_fallback_ops", list)
-    return Counter(listed())
+
+    def __init__(self) -> None:
+        self._named = set[str]()
+
+    def new(self) -> str:
+        """Those since the last call that no call has named, with how often; empty without any."""
+        neuron = sys.modules.get("torch_neuronx")
+        left = Counter(getattr(neuron, "get_fallback_ops", list)())
+        getattr(neuron, "clear_op_tracking", list)()  # it would grow with each step
+        new = [(name, count) for name, count in left.most_common() if name not in self._named]
+        self._named.update(left)
+        return ", ".join(f"{name} ({count})" for name, count in new)
 
 
 def let_vary(tensor: torch.Tensor, dimension: int) -> None:

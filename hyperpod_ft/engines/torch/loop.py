@@ -100,7 +100,9 @@ class TrainingLoop:
         self.vocabulary = of_language_model(read_config(task.base_model)).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=task.config.lora)
         self.notes_graphs = ranks.is_rank_0 and devices.compiles(self.config, device)
-        self.notes_left = ranks.is_rank_0
+        # the first rank of each pipeline stage
+        self.notes_left = not any(map(meshes.weights.get_local_rank, ("dp_replicate", "dp_shard", "tp")))
+        self.left_to_host = devices.LeftToHost()
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         if task.layout.sharding.offload != "none" and device.type != "cpu":
             # the update is computed here; scripts give a rank one thread, for ranks that compute on the same CPUs
@@ -199,15 +201,18 @@ class TrainingLoop:
         if self.notes_graphs and devices.compiles_no_more():
             self.notes_graphs = False
             print(f"train: a layer has had {devices.GRAPHS} graphs: what is new runs uncompiled, slower", flush=True)
-        if self.notes_left and (left := devices.left_to_host()):
-            self.notes_left = False
-            named = ", ".join(f"{name} ({count})" for name, count in left.most_common())
-            print(f"train: up to step {step.number}, the device left these operations to the CPU: {named}", flush=True)
+        self._note_left(step.number)
         sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 
+    def _note_left(self, number: int) -> None:
+        if self.notes_left and (new := self.left_to_host.new()):
+            who = f"rank {self.ranks.rank}'s device"
+            print(f"train: up to step {number}, {who} left these operations to the CPU: {new}", flush=True)
+
     def _trained(self, progress: TrainingProgress, log: metrics.MetricsLog) -> TrainingResult:
         """What a training run that has ended leaves."""
+        self._note_left(progress.step)  # those of its last checkpoint
         first, last = progress.first_expert_load, progress.last_expert_load
         if self.ranks.is_rank_0 and expert_load.grew_uneven(first, last):
             print(f"train: routing grew uneven: {expert_load.described(first, last)}", flush=True)

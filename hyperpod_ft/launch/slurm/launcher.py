@@ -40,6 +40,15 @@ def slurm_of(run: Run) -> Slurm:
     return Slurm(str(conf or ""))
 
 
+def job_options(run: Run) -> list[str]:
+    """srun's options for a job on a node of the training, as its script has them."""
+    cluster, resources = run.config.cluster, run.plan["train"].resources
+    given = {"partition": resources.partition, "time": resources.time_limit, "cpus-per-task": resources.cpus}
+    given |= {"account": cluster.account, "qos": cluster.qos, "reservation": cluster.reservation}
+    whole = ["--exclusive", "--mem=0"] if resources.exclusive else []
+    return [f"--{name}={value}" for name, value in given.items() if value] + whole
+
+
 def cluster_is_gone(job: Job) -> bool:
     """Whether the job was submitted to a local cluster that has ended, or is another user's."""
     return bool(job.local_cluster) and slurm_conf(job.local_cluster) is None

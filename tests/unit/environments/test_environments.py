@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.config.sections.cluster import PythonEnvironment
 from hyperpod_ft.environments import interpreters
 from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import check_torch, probe
@@ -72,10 +73,10 @@ def test_which_torch_is_accepted(
 ) -> None:
     found = {"python": "3.10.1", "packages": {"torch": torch}}
     if outcome in ("", "note"):
-        check_torch(Path("/x/python"), found, neuron=False, sharded_experts=sharded_experts)
+        check_torch(Path("/x/python"), found, PythonEnvironment(), neuron=False, sharded_experts=sharded_experts)
         printed = capsys.readouterr().out
         assert (f"torch {torch} is newer than 2.14" in printed) == bool(outcome)
         return
     with pytest.raises(UserError, match=outcome) as refused:
-        check_torch(Path("/x/python"), found, neuron=False, sharded_experts=sharded_experts)
+        check_torch(Path("/x/python"), found, PythonEnvironment(), neuron=False, sharded_experts=sharded_experts)
     assert ("parallelism.sharding" in str(refused.value)) == sharded_experts

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.config.sections.cluster import PythonEnvironment
 from hyperpod_ft.environments import installation, interpreters
 from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import check_torch, probe
@@ -275,10 +276,17 @@ def test_what_is_no_torch_neuron_is_refused_in_one_line(
     python: str, torch: str, plugin: str | None, problem: str
 ) -> None:
     packages = {"torch": torch} | ({"torch-neuronx": plugin} if plugin else {})
-    found = {"python": python, "packages": packages}
+    found, env = {"python": python, "packages": packages}, PythonEnvironment(python="/x/python")
     if not problem:
-        check_torch(Path("/x/python"), found, neuron=True, sharded_experts=False)
+        check_torch(Path("/x/python"), found, env, neuron=True, sharded_experts=False)
         return
     with pytest.raises(UserError, match=problem) as refused:
-        check_torch(Path("/x/python"), found, neuron=True, sharded_experts=False)
-    assert "env.python" in str(refused.value) and "\n" not in str(refused.value)
+        check_torch(Path("/x/python"), found, env, neuron=True, sharded_experts=False)
+    assert str(refused.value).endswith("; set env.python to another interpreter, or leave it out")
+    assert "\n" not in str(refused.value)
+    for env, way in (
+        (PythonEnvironment(), "set env.python to another interpreter"),  # that of AWS's machine image
+        (PythonEnvironment(container="a/b:1"), "set env.container to another image than a/b:1"),
+    ):
+        with pytest.raises(UserError, match=f"; {way}$"):
+            check_torch(Path("/x/python"), found, env, neuron=True, sharded_experts=False)

@@ -15,7 +15,7 @@ from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.processes import children
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
-from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.records import Record, image_state, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
 from tests.programs import Started, start_module
@@ -87,6 +87,26 @@ def test_a_full_volume_is_one_line(run: Run) -> None:
     line = "error: train: attempts: No space left on device; free or repair the volume, then resume"
     assert (status, output) == (2, f"{line}\n")
     assert run.paths.exit_marker("train", "7").read_text() == "2\n"
+
+
+def test_an_image_that_was_replaced_trains_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+    """The environment was made for the other one. What does not see the file, as a job in it, does not judge it."""
+    image, other = tmp_path / "one.sqsh", tmp_path / "other.sqsh"
+    image.write_text("1")
+    run = make_run(env={"container": str(image)})
+    run.freeze()
+    facts = {"image": image_state(image)}
+    Record("env", run.plan["env"].fingerprint, {}, (), facts, utc_now(), 0.0, "", "").write(
+        run.paths.record_path("env")
+    )
+    assert run.journal.is_done("env")
+    other.write_text("2")
+    other.replace(image)
+    status, output = finish(start(run, "echo trained"))
+    assert status == 2 and len(output.splitlines()) == 1
+    assert f"stage env: {image} was replaced; run: hyperpod-ft resume " in output
+    image.unlink()
+    assert run.journal.is_done("env")
 
 
 def test_a_volume_that_takes_no_exit_status_does_not_change_it(run: Run) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import container, preflight, torch_neuron
@@ -14,6 +16,7 @@ from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.launch.render import render
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.launch.submit import submit
+from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from tests import golden
@@ -26,8 +29,12 @@ RECIPE = "llama3-8b-lora-trn2"
 
 
 def contained(**env: Any) -> Run:
+    return with_section("env", {"container": IMAGE, "container_mounts": ["/fsx/cache"], **env})
+
+
+def with_section(name: str, content: dict[str, Any]) -> Run:
     values = yaml_file.parse(run_file.RUN_FILE, run_file.find(RECIPE))
-    values["env"] = {"container": IMAGE, "container_mounts": ["/fsx/cache"], **env}
+    values[name] = values.get(name, {}) | content
     return Run.of(run_file.resolve(run_file.validate(values, RECIPE), Path("/")))
 
 
@@ -52,6 +59,7 @@ def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_pat
         ("docker://public.ecr.aws#neuron/torch:2", "docker://public.ecr.aws#neuron/torch:2"),
         ("host:5000/torch:2", "docker://host:5000#torch:2"),
         ("nvidia/cuda:13", "docker://nvidia/cuda:13"),
+        (f"host:5000/x:1@sha256:{'0' * 64}", f"docker://host:5000#x:1@sha256:{'0' * 64}"),
         (f"org/x@sha256:{'0' * 64}", f"docker://org/x@sha256:{'0' * 64}"),
     ],
 )
@@ -65,14 +73,22 @@ def test_an_image_is_named_as_enroot_reads_it(make_run: MakeRun, given: str, rea
     [
         {"container": "public.ecr.aws/neuron/torch"},  # of no version
         {"container": "images/torch.sqsh"},
+        {"container": "org/x:1@sha256:0123"},
         {"container": "org/x:1 --container-save=/etc/x"},
         {"container_mounts": ["/fsx/cache"]},
+        {"container": "a/b:1", "python": "current"},  # that of the head node
     ],
 )
 def test_what_is_no_image_is_refused(make_run: MakeRun, env: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"env\.container|container_mounts") as error:
         make_run(env=env)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_evaluation_of_a_container_has_no_interpreter_of_the_head_node(make_run: MakeRun) -> None:
+    config = make_run(env={"container": "a/b:1"}).config
+    with pytest.raises(UserError, match=r"eval\.python: current is not in env\.container"):
+        run_file.with_evaluation(config, {"tasks": ["arc_easy"], "python": "current"}, Path("/"))
 
 
 def test_an_image_is_part_of_the_environment_and_not_of_the_training(make_run: MakeRun) -> None:
@@ -85,6 +101,7 @@ def test_what_cannot_run_is_refused_before_a_job_starts(make_run: MakeRun, tmp_p
     lost = str(tmp_path / "lost.sqsh")
     with pytest.raises(UserError, match=r"env\.container: no such file: .*lost\.sqsh"):
         check_run(make_run(env={"container": lost}))
+    check_run(make_run(env={"container": "/no/volume/x.sqsh"}, cluster__root="/no/volume/kit"))
     with pytest.raises(UserError, match=r"contains ' ', which Pyxis cannot mount"):
         check_run(make_run(env={"container": "a/b:1", "container_mounts": ["/fsx/two words"]}))
     with pytest.raises(UserError, match=r"env\.container: launcher process starts nothing in it; .*Slurm"):
@@ -121,6 +138,35 @@ def test_torch_neuron_needs_a_system_or_a_container(
     else:
         check_run(of_recipe(RECIPE))
     check_run(contained())
+    assert bool(torch_neuron.problem_here(of_recipe(RECIPE).config)) == refused
+    assert not torch_neuron.problem_here(with_section("cluster", {"cpu_partition": "c7i"}).config), "its own system"
+    check_run(
+        with_section(
+            "sagemaker", {"role": "arn:aws:iam::123456789012:role/x", "region": "us-east-2", "store": "s3://bucket"}
+        )
+    )
+
+
+def test_a_replay_asks_slurm_for_a_node_of_the_training(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it has one: inside an allocation, srun takes that."""
+    cluster = {"root": str(tmp_path), "instance_type": "p5.48xlarge", "partition": "p5", "account": "team"}
+    run = make_run(env={"container": str(tmp_path / "x.sqsh")}, cluster=cluster, parallelism={})
+    run.freeze()
+    Record("env", run.plan["env"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "").write(run.paths.record_path("env"))
+    started = list[list[str]]()
+    monkeypatch.setattr("os.execvpe", lambda _, command, __: started.append(command))
+    for job in ("", "7"):
+        monkeypatch.chdir("/")
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        if job:
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+        done = CliRunner().invoke(app, ["replay", str(run.paths.directory), "--step", "1"])
+        assert done.exit_code == 0, done.output
+    (outside, inside) = [{option for option in command if option.startswith("--")} for command in started]
+    asked = {"--partition=p5", "--account=team", "--exclusive", "--mem=0", "--time=1-00:00:00"}
+    assert outside - inside == asked and not inside - outside
 
 
 @pytest.mark.parametrize(

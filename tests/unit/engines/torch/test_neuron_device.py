@@ -72,9 +72,13 @@ with mesh.device_meshes(device, Ranks(0, 1, 0, dist.HashStore()), Degrees(1, 1, 
     state = training_state.random_state(0, device)
     training_state.restore_random_state(state, 0, device)
     assert started[-1] == ("random", True)
-assert not devices.left_to_host()
-sys.modules["torch_neuronx"] = types.SimpleNamespace(get_fallback_ops=lambda: ["aten::sort", "aten::mm", "aten::sort"])
-assert devices.left_to_host() == {"aten::sort": 2, "aten::mm": 1}
+left, listed = devices.LeftToHost(), ["aten::mm", "aten::sort", "aten::sort"]
+assert left.new() == ""
+sys.modules["torch_neuronx"] = types.SimpleNamespace(get_fallback_ops=listed.copy, clear_op_tracking=listed.clear)
+assert left.new() == "aten::sort (2), aten::mm (1)" and not listed
+assert left.new() == ""
+listed += ["aten::mm", "aten::topk"]
+assert left.new() == "aten::topk (1)", "of a validation or checkpoint"
 print("passed")
 '''
 
