@@ -145,8 +145,9 @@ def test_training_jobs_are_stopped_without_their_store_which_is_kept_for_those_t
         patched.setattr(submit, "cancel", no_store)
         done = day.run([cpu], tmp_path / "one", tmp_path / "report.txt", print)
     assert "not done after" in done.rows[0] and done.remains == [] and left(aws) == {}
-    aws.scenario(errors=[{"service": "sagemaker", "operation": "StopTrainingJob", "code": "No", "times": 99}])
-    done = day.run([cpu, cpu], tmp_path / "two", tmp_path / "report.txt", print)
+    refused = {"service": "sagemaker", "operation": "StopTrainingJob", "code": "No", "times": 99}
+    aws.scenario(errors=[refused], seconds={"training.start": 60.0})
+    done = day.run([replace(cpu, minutes=0.3)], tmp_path / "two", tmp_path / "report.txt", print)
     first, second = done.remains
     assert f"hyperpod-ft cancel {tmp_path}" in first and "still runs, and cannot be cancelled without it" in second
     assert left(aws).keys() == {"stacks", "buckets", "jobs"}
