@@ -93,6 +93,12 @@ class Session:
         with self._lock:
             return self._boto3.get_credentials()
 
+    def renew(self) -> None:
+        """Find the credentials anew for the next client: the user may have logged in again."""
+        with self._lock:
+            self._clients.clear()
+            self.__dict__.pop("_boto3", None)
+
     def _new(self, service: str) -> Any:
         from botocore.config import Config  # noqa: PLC0415
 
@@ -180,6 +186,21 @@ def redacted(text: str) -> str:
     """`text` on one line, shortened, without signatures, tokens and access keys."""
     line = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}...", " ".join(text.split()))
     return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[:_MAX_MESSAGE_LENGTH]}..."
+
+
+# What a new login, a network or patience mends
+_PASSING = (
+    *("NoCredentialsError", "CredentialRetrievalError", "TokenRetrievalError", "SSOTokenLoadError"),
+    *("UnauthorizedSSOTokenError", "LoginRefreshRequired", "LoginTokenLoadError"),
+    *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"),
+    *("ProxyConnectionError", "SSLError"),
+)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error, explained or not, is of credentials, the network or throttling: the same may succeed later."""
+    known = error_code(error) in (*_EXPIRED, *_INVALID, *_THROTTLED) or type(error).__name__ in _PASSING
+    return known or (error.__cause__ is not None and may_pass(error.__cause__))
 
 
 def explain(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:

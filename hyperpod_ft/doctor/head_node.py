@@ -27,6 +27,7 @@ from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.shipped import PACKAGE
 
 _ACCOUNT = re.compile(r"\b\d{12}\b")
+_PERSON = re.compile(r"(:(?:assumed-role/[^/\s]+|federated-user|user)/)[^\s\"',]+")  # in ARNs; SSO's are mail addresses
 
 
 def text(rows: Sequence[Finding], expected: Expectations | None = None) -> str:
@@ -44,8 +45,8 @@ def heading(command: str) -> list[str]:
 
 
 def shareable(text: str) -> str:
-    """The text without secrets, numbers of AWS accounts, and the path of the home directory."""
-    found = _ACCOUNT.sub("<account>", without_secrets(text, os.environ))
+    """The text without secrets, numbers and users of AWS accounts, and the path of the home directory."""
+    found = _PERSON.sub(r"\1<user>", _ACCOUNT.sub("<account>", without_secrets(text, os.environ)))
     home = str(Path.home())
     return found.replace(home, "~") if len(home) > 1 else found
 

@@ -1,6 +1,6 @@
 """`hyperpod-ft first-day`."""
 
-import time
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -45,13 +45,6 @@ def first_day(
 
     from hyperpod_ft.first_day import day
 
-    directory = Path(time.strftime("first-day-%Y%m%dT%H%M%S")).absolute()
-    file = report or directory / "report.txt"
-    try:
-        done = day.run(wanted, directory, file, tables.progress)
-    finally:
-        if file.exists():
-            print(f"For an issue, what AWS answered: {file}")
-    for line in done.summary():
-        print(line)
+    directory = Path(f"first-day-{secrets.token_hex(4)}").absolute()
+    done = day.run(wanted, directory, report or directory / "report.txt", tables.progress)
     raise typer.Exit(1 if done.failed else 0)

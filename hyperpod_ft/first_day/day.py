@@ -34,10 +34,11 @@ class Day:
 
 
 def run(steps: Sequence[DayStep], directory: Path, report: Path, say: PrintLine) -> Day:
-    """Do the steps; write the report, also when that is interrupted. `directory`: new, for runs and their logs.
+    """Do the steps; print what happened and write the report, also when that is interrupted.
 
-    Raises UserError before anything is created where resources of another day exist, and KeyboardInterrupt after what
-    was created is deleted. Only in the main thread.
+    `directory`: new, for runs and their logs; what is created has its name. Raises UserError before anything is created
+    where resources of another day exist or the report cannot be written, and KeyboardInterrupt after what was created
+    is deleted. Only in the main thread.
     """
     day, recorder = Day(), Recorder()
 
@@ -48,14 +49,21 @@ def run(steps: Sequence[DayStep], directory: Path, report: Path, say: PrintLine)
     account = DayAccount(directory, Session(REGION), tell, remains=day.remains)
     with observed(recorder.observe), _ended_by_signals():
         account.refuse_leftovers()
-        directory.mkdir(parents=True)
+        try:
+            publish.write_text(report, "")
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{report}: {error.strerror}; nothing was created", "name another --report") from error
         try:
             _perform(steps, account, day)
         finally:
             day.failed = day.failed or bool(day.remains)
+            with suppress(OSError):
+                print(*day.summary(), sep="\n", flush=True)
             done = [*day.summary(), "", "Requests to AWS, with its answers, by the first of each kind, in UTC:"]
             text = [*heading("first-day"), f"at most: {PRICES_OF}", "", *done, *recorder.lines()]
             publish.write_text(report, shareable("\n".join(text) + "\n"))
+            tell(f"for an issue, what AWS answered: {report}")
     return day
 
 
@@ -83,6 +91,8 @@ def _perform(steps: Sequence[DayStep], account: DayAccount, day: Day) -> None:
                 took = format_duration(time.monotonic() - began)
                 day.rows.append(f"{step.name}: {seen} ({took}, at most ${at_most(step):.2f})")
                 account.say(day.rows[-1])
+            if account.remains:  # it goes on costing money, which nobody has agreed to
+                return
 
 
 @contextmanager

@@ -25,7 +25,7 @@ _PRICES = {
     "cluster": {CONTROLLER: 0.21},
 }
 _AROUND_A_CLUSTER = 0.31  # FSx for Lustre with 1.2 TiB at 125 MB/s/TiB, a NAT gateway, its address
-_DELETION_MINUTES = {"training": 5, "endpoint": 30, "cluster": 60}  # SageMaker may need until nothing is billed
+_DELETION_MINUTES = {"training": 5, "endpoint": 30, "cluster": 60 + 60}  # until nothing is billed; with its stack
 _UNKNOWN = TrainingResources(REGION, "arn:aws:iam::123456789012:role/first-day", "first-day")
 
 
@@ -72,10 +72,10 @@ def chosen(names: Sequence[str], steps: Sequence[DayStep] = STEPS) -> list[DaySt
 
 
 def run_of(step: DayStep, made: TrainingResources, root: Path) -> Run:
-    """The run of a training step."""
+    """The run of a training step, with the name of the directory `root`, where it is."""
     section = f"{{region: {made.region}, role: '{made.role_arn}', store: 's3://{made.bucket}/first-day'"
     settings = (
-        *("name=first-day", f"cluster.root={root}", f"cluster.instance_type={step.instance_type}"),
+        *(f"name={root.name}", f"cluster.root={root}", f"cluster.instance_type={step.instance_type}"),
         *("cluster.time_limit='00:20:00'", "cluster.cpu_time_limit='00:15:00'", "cluster.max_restarts=0"),
         *("env.python=null", f"sagemaker={section}, cpu_instance_type: {CPUS}, volume_gb: 50, max_wait: '00:30:00'}}"),
     )
@@ -99,7 +99,7 @@ def at_most(step: DayStep) -> float:
 def require_affordable(steps: Iterable[DayStep], limit: float | None) -> float:
     """What the steps cost at most, together. Raises UserError if that is more than the limit."""
     total = sum(at_most(step) for step in steps)
-    if limit is not None and total > limit:
+    if limit is not None and not total <= limit:  # also for NaN
         raise UserError(
             f"--spend-at-most {limit:g}: the steps cost up to ${total:.2f}; nothing was created",
             "leave some out, or raise it",

@@ -1,5 +1,6 @@
 """What each step does in the account, by the functions behind the kit's commands. What a step creates, it deletes."""
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,15 +10,17 @@ from types import FrameType
 from typing import Any
 
 from hyperpod_ft.aws.checks.account import ValidationResult
-from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.stacks import describe, reporter
+from hyperpod_ft.aws.session import Session, explained, may_pass
+from hyperpod_ft.aws.stacks import reporter
 from hyperpod_ft.cli.watch.following import follow_in_lines
 from hyperpod_ft.cluster import access as cluster_access
 from hyperpod_ft.cluster import create as creation
 from hyperpod_ft.cluster import maintenance
 from hyperpod_ft.cluster.access import ClusterAccess
-from hyperpod_ft.cluster.config import CLUSTER_FILE, ClusterConfig, ClusterReference, stack_name
+from hyperpod_ft.cluster.config import CLUSTER_FILE, ClusterConfig, ClusterReference
+from hyperpod_ft.cluster.hyperpod.waiting import Awaited
 from hyperpod_ft.cluster.ssh import connect, key, ssm
+from hyperpod_ft.cluster.validation.validate import validate
 from hyperpod_ft.config import yaml_file
 from hyperpod_ft.download import assets
 from hyperpod_ft.errors import UserError
@@ -26,7 +29,7 @@ from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow, last_lines, log_file
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus
-from hyperpod_ft.progress import PrintLine, format_minutes, polls
+from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes, pause, polls
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.sagemaker import resources, validation
@@ -38,9 +41,7 @@ from hyperpod_ft.sagemaker.groups import name_prefix, number_of, training_jobs
 from hyperpod_ft.sagemaker.resources import TrainingResources
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
 
-STACK, CLUSTER = "hyperpod-ft-first-day", "first-day"
-DELETE_STACK = f"hyperpod-ft sagemaker delete --name {STACK} --delete-data --region {REGION}"
-DELETE_CLUSTER = f"hyperpod-ft cluster delete {CLUSTER} --delete-data --region {REGION}"
+_STACK_OF_A_DAY = re.compile(r"hyperpod-(ft-)?(first-day-[0-9a-f]{8})")
 _POLL_SECONDS, _STOP_SECONDS = 10.0, 600.0
 
 
@@ -50,14 +51,24 @@ class TimeIsUp(BaseException):  # like KeyboardInterrupt: nothing below may hand
 
 @dataclass
 class DayAccount:
-    """Where the steps create what they need. `runs`: of the steps that have trained; `remains`: what could not be
-    deleted, with the commands that do."""
+    """Where the steps create what they need. `directory`: all that is created has its name, which nothing else in the
+    account has: deletion goes by names. `runs`: of the steps that train; `remains`: what could not be deleted, with the
+    commands that do."""
 
     directory: Path
     session: Session
     say: PrintLine
     runs: dict[str, Run] = field(default_factory=dict)
     remains: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def stack(self) -> str:
+        """Of role and bucket; a cluster has one of its own."""
+        return f"hyperpod-ft-{self.name}"
 
     @contextmanager
     def created(self, what: str, delete: Callable[[], object], command: str) -> Iterator[None]:
@@ -67,20 +78,45 @@ class DayAccount:
         finally:
             self.say(f"deleting {what}")
             try:
-                delete()
+                self._deleted(what, delete)
             except BaseException as problem:
                 self.remains.append(f"{what}, which may cost money ({str(problem) or 'interrupted'}): {command}")
                 self.say(f"NOT DELETED: {self.remains[-1]}")
                 if not isinstance(problem, UserError):
                     raise
 
+    def _deleted(self, what: str, delete: Callable[[], object]) -> None:
+        """Without credentials or a network, try until there are some: what exists goes on costing money."""
+        changed = ChangeReporter(self.say)
+        for _ in polls(_POLL_SECONDS):
+            try:
+                delete()
+                return
+            except UserError as problem:
+                if not may_pass(problem):
+                    raise
+                changed(f"{what}: NOT DELETED YET, trying again (Ctrl-C gives up)", str(problem))
+                self.session.renew()
+
     def refuse_leftovers(self) -> None:
         """Raises UserError for resources of an earlier day, or of another person's: they are not this one's to
         delete."""
-        for name, command in ((STACK, DELETE_STACK), (stack_name(CLUSTER), DELETE_CLUSTER)):
-            with explained(f"stack {name}"):
-                if describe(self.session.client("cloudformation"), name):
-                    raise UserError(f"stack {name} exists, of another first day", f"let that end, or: {command}")
+        with explained("stacks"):
+            pages = self.session.client("cloudformation").get_paginator("describe_stacks").paginate()
+            names = [stack["StackName"] for page in pages for stack in page["Stacks"]]
+        for found in filter(None, map(_STACK_OF_A_DAY.fullmatch, names)):
+            command = delete_stack(found[0]) if found[1] else delete_cluster(found[2])
+            raise UserError(f"stack {found[0]} exists, of another first day", f"let that end, or: {command}")
+
+
+def delete_stack(name: str) -> str:
+    """The command that deletes role and bucket."""
+    return f"hyperpod-ft sagemaker delete --name {name} --delete-data --region {REGION}"
+
+
+def delete_cluster(name: str) -> str:
+    """The command that deletes a cluster with its stack."""
+    return f"hyperpod-ft cluster delete {name} --delete-data --region {REGION}"
 
 
 @contextmanager
@@ -102,13 +138,15 @@ def within(minutes: float) -> Iterator[None]:
 @contextmanager
 def store(account: DayAccount) -> Iterator[TrainingResources]:
     """The role and the bucket of all trainings and the endpoint."""
-    session, progress = account.session, reporter(STACK, account.say)
+    session, name, progress = account.session, account.stack, reporter(account.stack, account.say)
 
     def delete() -> None:
-        resources.delete(session, progress, name=STACK, delete_data=True)
+        if working := [job for run in account.runs.values() for job in _working(run)]:
+            raise UserError(f"{working[0]} still runs, and cannot be cancelled without it")
+        resources.delete(session, progress, name=name, delete_data=True)
 
-    with account.created(f"stack {STACK} with its bucket", delete, DELETE_STACK):
-        yield resources.deploy(session, progress, name=STACK)
+    with account.created(f"stack {name} with its bucket", delete, delete_stack(name)):
+        yield resources.deploy(session, progress, name=name)
 
 
 def train(account: DayAccount, step: DayStep, made: TrainingResources) -> str:
@@ -117,13 +155,13 @@ def train(account: DayAccount, step: DayStep, made: TrainingResources) -> str:
     _refuse_errors(account, validation.validate(run, account.session.client))
     launchers = Launchers()
     stop = f"hyperpod-ft cancel {run.paths.directory}"
-    with account.created(f"training jobs of step {step.name}", lambda: _stop(run, launchers), stop):
+    account.runs[step.name] = run
+    with account.created(f"training jobs of step {step.name}", lambda: _stop(account, run), stop):
         with within(step.minutes):
             submit.submit(run, launchers, Selection(), "sagemaker", assets.copy_local_sources)
             ended = follow_in_lines(_first_jobs(run, follow(run, launchers, account.say)))
         if ended.state != "done":
             raise UserError(f"{run.paths.directory} is {ended.state}: {_why(run, launchers, ended)}")
-    account.runs[step.name] = run
     summary = ended.training_summary
     return f"trained to loss {summary.final_loss:.3f}" if summary else "trained"
 
@@ -145,15 +183,28 @@ def _why(run: Run, launchers: Launchers, ended: RunStatus) -> str:
     return " | ".join((f"stage {failed.stage}: {failed.detail}", *last_lines(failed)))
 
 
-def _stop(run: Run, launchers: Launchers) -> None:
+def _working(run: Run) -> list[str]:
+    """The run's training jobs that have not ended."""
+    jobs = TrainingJobs(REGION)
+    found = [jobs.find(name) for name in jobs.names(name_prefix(run))]
+    return [job.name for job in found if job and job.state.active]
+
+
+def _stop(account: DayAccount, run: Run) -> None:
     """Stop jobs that have not ended, and wait: SageMaker bills one that has done its stages for some seconds more."""
     if not run.journal.jobs():
         return
-    submit.cancel(run, launchers)
-    jobs = TrainingJobs(REGION)
+    try:
+        submit.cancel(run, Launchers())
+    except UserError as problem:  # of the store: SageMaker stops jobs without it
+        account.say(str(problem))
+    idle = 0
     for waited in polls(_POLL_SECONDS):
-        found = [jobs.find(name) for name in jobs.names(name_prefix(run))]
-        if not any(job and job.state.active for job in found):
+        working = _working(run)
+        for name in working:
+            TrainingJobs(REGION).stop(name)
+        idle = 0 if working else idle + 1
+        if idle == 2:  # a request that was interrupted, or a container, may have created one after the first look
             return
         if waited > _STOP_SECONDS:
             raise UserError(f"{run.paths.directory}: its training jobs have not stopped")
@@ -171,6 +222,8 @@ def serve(account: DayAccount, step: DayStep) -> str:
     def delete() -> None:
         with explained(f"endpoint {name}"):
             remove(watch, bundle_prefix(run))
+            pause(_POLL_SECONDS)
+            remove(watch, bundle_prefix(run))  # what a request that was interrupted has created meanwhile
 
     with account.created(f"endpoint {name}", delete, planned.delete_command), within(step.minutes):
         proof = operations.deploy(planned, keep=False)
@@ -185,27 +238,28 @@ def inspect_cluster(account: DayAccount, step: DayStep) -> str:
     """Create a cluster with one worker, and run a job on it through ssh. Returns what was seen."""
     ssm.require("ssh", "aws", "session-manager-plugin")
     key.find(None, Path.home() / ".ssh")
-    config = _cluster_config(account.session, step)
-    access = ClusterAccess(ClusterReference(CLUSTER, REGION, config, CLUSTER), account.session, account.say)
+    name, config = account.name, _cluster_config(account, step)
+    access = ClusterAccess(ClusterReference(name, REGION, config, name), account.session, account.say)
+    _refuse_errors(account, validate(config, account.session.client))  # also where a cluster has this name
 
     def delete() -> None:
         maintenance.delete_cluster(access, delete_data=True, timeout=60)
 
-    with account.created(f"cluster {CLUSTER} with its stack", delete, DELETE_CLUSTER), within(step.minutes):
-        creation.create(access, config, step.minutes)
+    with account.created(f"cluster {name} with its stack", delete, delete_cluster(name)), within(step.minutes):
+        access.wait(step.minutes, Awaited(targets=creation.create_missing(access, config)))
         job = ("srun", "--nodes=1", "--time=5", "hostname")
         request = connect.SshRequest(cluster_access.login_user(access, None), command=job)
         status = connect.connect(cluster_access.ssh_route(access, request), request, account.say)
         if status:
-            raise UserError(f"cluster {CLUSTER}: `{' '.join(job)}` on the controller ended with status {status}")
+            raise UserError(f"cluster {name}: `{' '.join(job)}` on the controller ended with status {status}")
         return "a Slurm job ran on the worker, started through `cluster ssh`"
 
 
-def _cluster_config(session: Session, step: DayStep) -> ClusterConfig:
+def _cluster_config(account: DayAccount, step: DayStep) -> ClusterConfig:
     values: dict[str, Any] = {
-        "name": CLUSTER,
+        "name": account.name,
         "region": REGION,
-        "availability_zone_id": _zone(session, step.instance_type),
+        "availability_zone_id": _zone(account.session, step.instance_type),
         "controller": {"instance_type": f"ml.{CONTROLLER}", "volume_gb": 100},
         "workers": [{"name": "worker", "instance_type": f"ml.{step.instance_type}", "volume_gb": 100}],
         "fsx": {"throughput": 125},

@@ -1,6 +1,7 @@
 """`hyperpod-ft first-day` on the stand-in for AWS, with CPUs where its steps have accelerators."""
 
 import json
+import re
 import signal
 import threading
 from contextlib import suppress
@@ -10,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.session import Session, observed
+from hyperpod_ft.aws.session import Session, explained, observed
 from hyperpod_ft.cluster import access as cluster_access
 from hyperpod_ft.cluster.hyperpod.api import Node, list_nodes
 from hyperpod_ft.doctor.head_node import shareable
-from hyperpod_ft.first_day import day, plan
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.first_day import day, plan, steps
 from hyperpod_ft.first_day.plan import STEPS, DayStep
 from hyperpod_ft.first_day.recorder import Recorder
-from hyperpod_ft.first_day.steps import CLUSTER, DELETE_CLUSTER
+from hyperpod_ft.first_day.steps import delete_cluster
+from hyperpod_ft.launch import submit
 from tests.aws import ssh_nodes
-from tests.aws.account_place import put_image
+from tests.aws.account_place import Place, cluster_request, put_image
 from tests.aws.conftest import Aws
 from tests.aws.kit import Kit
 from tests.aws.ssh_nodes import USER, Nodes, install_cli, new_key
@@ -35,6 +38,7 @@ ON_CPUS = ("engine=torch", "training.precision=fp32", "parallelism.ranks_per_nod
 OWN_IMAGE = (f"sagemaker.image={IMAGE}",)
 SMALL = ("cluster.nodes=1", "training.max_steps=2", "training.save_every_steps=2", "generate.validation_samples=2")
 BROKEN = {"lifecycle": {"worker": {"lines": ["no such device"], "exit": 1}}}
+DAY = "first-day-0123abcd"
 
 
 def small(step: DayStep) -> DayStep:
@@ -66,7 +70,7 @@ def add_nodes(aws: Aws, nodes: Nodes) -> None:
 
     def there() -> list[Node]:
         with suppress(client.exceptions.ResourceNotFound):
-            return list_nodes(client, CLUSTER)
+            return list_nodes(client, DAY)
         return []
 
     write_program(nodes.directory / "slurm" / "srun", f'echo "$*" >{nodes.directory}/job')
@@ -84,7 +88,7 @@ def test_every_step(aws: Aws, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.
     adding = threading.Thread(target=add_nodes, args=(aws, nodes))
     adding.start()
     report = tmp_path / "report.txt"
-    done = day.run([small(step) for step in STEPS], tmp_path / "day", report, print)
+    done = day.run([small(step) for step in STEPS], tmp_path / DAY, report, print)
     adding.join()
     text = report.read_text()
     assert not done.failed, text
@@ -127,6 +131,69 @@ def test_trainings_that_fail_or_take_too_long_leave_nothing(aws: Aws, tmp_path: 
     assert left(aws) == {}
 
 
+def test_training_jobs_are_stopped_without_their_store_which_is_kept_for_those_that_are_not(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_image(aws, IMAGE)
+    (cpu,) = (replace(small(step), minutes=0.15) for step in STEPS if step.name == "cpu")
+    aws.scenario(seconds={"training.start": 15.0})
+    with monkeypatch.context() as patched:
+
+        def no_store(*_: object) -> None:
+            raise UserError("NoSuchBucket")
+
+        patched.setattr(submit, "cancel", no_store)
+        done = day.run([cpu], tmp_path / "one", tmp_path / "report.txt", print)
+    assert "not done after" in done.rows[0] and done.remains == [] and left(aws) == {}
+    refused = {"service": "sagemaker", "operation": "StopTrainingJob", "code": "No", "times": 99}
+    aws.scenario(errors=[refused], seconds={"training.start": 60.0})
+    done = day.run([replace(cpu, minutes=0.3)], tmp_path / "two", tmp_path / "report.txt", print)
+    first, second = done.remains
+    assert f"hyperpod-ft cancel {tmp_path}" in first and "still runs, and cannot be cancelled without it" in second
+    assert left(aws).keys() == {"stacks", "buckets", "jobs"}
+
+
+def test_a_day_ends_when_something_remains(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also after a step that has succeeded; and what remains is printed also after an error that nobody expects."""
+    (cluster,) = (step for step in STEPS if step.name == "cluster")
+
+    problem: list[Exception] = [ZeroDivisionError("in use"), UserError("in use")]
+
+    def unable() -> None:
+        raise problem.pop()
+
+    def works(account: steps.DayAccount, _: DayStep) -> str:
+        with account.created("it", unable, "delete-it"):
+            return "worked"
+
+    monkeypatch.setattr(day, "inspect_cluster", works)
+    done = day.run([cluster, cluster], tmp_path / "one", tmp_path / "report.txt", print)
+    assert len(done.rows) == 1 and done.failed
+    with pytest.raises(ZeroDivisionError):
+        day.run([cluster], tmp_path / "two", tmp_path / "report.txt", print)
+    assert capsys.readouterr().out.count("REMAINS: it, which may cost money (in use): delete-it\n") == 2
+
+
+def test_deletion_waits_for_a_new_login(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    account = steps.DayAccount(tmp_path, Session(plan.REGION), said.append)
+    used = []
+
+    def delete() -> None:
+        with explained("it"):
+            used.append(account.session.credentials().access_key)
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-the-new-login")
+            account.session.client("sagemaker").list_clusters()
+
+    aws.scenario(errors=[{"service": "sagemaker", "code": "ExpiredTokenException", "times": 2}])
+    with account.created("it", delete, "delete-it"):
+        pass
+    assert account.remains == [] and used[1:] == ["of-the-new-login"] * 2 != used[:2]
+    assert len([line for line in said if "NOT DELETED YET, trying again" in line and "have expired" in line]) == 1
+
+
 @pytest.fixture
 def command(kit: Kit, tmp_path: Path) -> Kit:
     """The command, with what step `cluster` needs on this machine."""
@@ -137,12 +204,19 @@ def command(kit: Kit, tmp_path: Path) -> Kit:
     return kit
 
 
-def test_a_step_that_fails_deletes_what_it_created_and_ends_the_day(command: Kit, tmp_path: Path) -> None:
-    command.aws.scenario(**BROKEN)
+def test_a_step_that_fails_deletes_what_it_created_and_ends_the_day(command: Kit, place: Place, tmp_path: Path) -> None:
+    """And nothing else: not the user's own cluster `first-day`, whose stack has another name, and its ssh files."""
+    own = cluster_request(place, "first-day", "lifecycle", ("worker", 1, "ml.c5.xlarge"))
+    command.aws.client("sagemaker").create_cluster(**own)
+    before = left(command.aws)
+    (tmp_path / ".ssh" / "hyperpod-ft" / "first-day").mkdir(parents=True)
+    expired = {"service": "cloudformation", "operation": "DeleteStack", "code": "ExpiredToken"}
+    command.aws.scenario(**BROKEN, errors=[expired])
     arguments = ("first-day", "cluster", "gpus", "--spend-at-most", "8", "--yes", "--report", "report.txt")
     printed, text = command.run_any(*arguments, status=1), (tmp_path / "report.txt").read_text()
-    assert "no such device" in printed
-    assert left(command.aws) == {}
+    assert "no such device" in printed and "NOT DELETED YET" in printed
+    assert left(command.aws) == before
+    assert (tmp_path / ".ssh" / "hyperpod-ft" / "first-day").is_dir()
     for shown in (printed, text):
         assert "\ncluster: FAILED: " in shown and "REMAINS: nothing" in shown and "gpus: " not in shown
     assert "sagemaker CreateCluster -> 200 " in text and '"InstanceType": "ml.c5.xlarge"' in text
@@ -165,10 +239,11 @@ def test_ctrl_c_deletes_what_was_created(command: Kit, tmp_path: Path) -> None:
 def test_what_cannot_be_deleted_is_said_and_no_other_day_begins(command: Kit) -> None:
     command.aws.scenario(**BROKEN, fail_deletions={"AWS::EC2::VPC": "it is in use"})
     printed = command.run_any("first-day", "cluster", "--yes", status=1)
-    assert "REMAINS: cluster first-day with its stack" in printed and f": {DELETE_CLUSTER}\n" in printed
+    found = re.search(r"REMAINS: cluster (first-day-[0-9a-f]{8}) with its stack", printed)
+    assert found and f": {delete_cluster(found[1])}\n" in printed
     assert list(left(command.aws)) == ["stacks"]
     again = command.run_any("first-day", "cpu", "--yes", status=2)
-    assert f"stack hyperpod-{CLUSTER} exists" in again and DELETE_CLUSTER in again
+    assert f"stack hyperpod-{found[1]} exists" in again and delete_cluster(found[1]) in again
     assert list(left(command.aws)) == ["stacks"]
 
 
@@ -177,6 +252,9 @@ def test_nothing_is_asked_of_aws_before_the_price_is_agreed_to(kit: Kit) -> None
     assert "for at most $0.51" in kit.run_any("first-day", "cpu", status=2)
     assert "18.95" in kit.run_any("first-day")
     assert kit.aws.requests() == []
+    unwritable = ("--report", "/dev/null/report.txt")
+    assert "nothing was created" in kit.run_any("first-day", "cpu", "--yes", *unwritable, status=2)
+    assert left(kit.aws) == {}
 
 
 def test_requests_are_recorded_without_secrets(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +280,9 @@ def test_requests_are_recorded_without_secrets(aws: Aws, monkeypatch: pytest.Mon
             s3.put_object(Bucket="none", Key="k", Body=b"secret-body")
     Session(plan.REGION).client("sts").get_caller_identity()  # a client that nobody observes
     training, upload = recorder.lines()
-    text = shareable(f"{training}\n{upload}")
+    user = f"User: arn:aws:sts::{ACCOUNT}:assumed-role/AWSReservedSSO_x/jane.doe@corp.com is not authorized"
+    text = shareable(f"{training}\n{upload}\n{user}\narn:aws:iam::{ACCOUNT}:user/team/john")
+    assert text.endswith(":assumed-role/AWSReservedSSO_x/<user> is not authorized\narn:aws:iam::<account>:user/<user>")
     for hidden in ("fox-12345", "me:hunter2", "swordfish", "secret-body", ACCOUNT):
         assert hidden not in text
     assert "sagemaker CreateTrainingJob -> 400 ValidationException: " in training and ", 2 times until " in training

@@ -1,5 +1,6 @@
 """The steps of the first day: their prices, as docs/first-day.md says them, and the limit on spending."""
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -56,6 +57,8 @@ def test_the_limit_counts_all_steps() -> None:
     assert require_affordable(steps, total) == total
     with pytest.raises(UserError, match=r"--spend-at-most 2.5: the steps cost up to \$2.63; nothing was created"):
         require_affordable(steps, 2.5)
+    with pytest.raises(UserError, match=r"--spend-at-most nan: "):
+        require_affordable(steps, math.nan)
 
 
 def test_a_step_ends_at_its_limit_whatever_it_waits_for() -> None:
