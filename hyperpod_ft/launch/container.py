@@ -35,6 +35,16 @@ def registry_uri(image: str) -> str:
     return f"docker://{registry}#{name}" if slash and ("." in registry or ":" in registry) else f"docker://{image}"
 
 
+def drivers(config: RunConfig, *, devices: bool) -> dict[str, str]:
+    """What enroot's hook for NVIDIA's drivers reads, whatever the image says; `devices`: whether the job uses any.
+
+    Images name all devices or none. The hook fails on a node without the drivers, and without it there is no libcuda.
+    """
+    if devices and config.instance.device == "cuda":
+        return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    return {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+
 def mounts(config: RunConfig) -> str:
     """The directories and files that jobs see at their own paths: `/a:/a,/b:/b`.
 

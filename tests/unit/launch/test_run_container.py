@@ -1,5 +1,6 @@
 """Jobs in a container: what their scripts give to srun, which images and paths are refused, and which launchers."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ IMAGE = "registry.example/neuron/torch:2.14-ubuntu26.04"
 RECIPE = "llama3-8b-lora-trn2"
 
 
-def contained(**env: Any) -> Run:
-    values = yaml_file.parse(run_file.RUN_FILE, run_file.find(RECIPE))
-    values["env"] = {"container": IMAGE, "container_mounts": ["/fsx/cache"], **env}
-    return Run.of(run_file.resolve(run_file.validate(values, RECIPE), Path("/")))
+def contained(recipe: str = RECIPE, **sections: Any) -> Run:
+    values = yaml_file.parse(run_file.RUN_FILE, run_file.find(recipe)) | sections
+    values["env"] = {"container": IMAGE, "container_mounts": ["/fsx/cache"]}
+    return Run.of(run_file.resolve(run_file.validate(values, recipe), Path("/")))
 
 
 def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_path: Path) -> None:
@@ -44,6 +45,20 @@ def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_pat
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     golden.check(Path(__file__).parent / "golden" / "container.diff", text)
+
+
+@pytest.mark.parametrize(("recipe", "devices"), [("llama3-8b-dpo-p5", "all"), (RECIPE, "void")])
+def test_only_jobs_that_use_gpus_ask_for_their_drivers(recipe: str, devices: str) -> None:
+    """Whatever the image asks for: enroot's hook fails on nodes without them."""
+    scripts = render(contained(recipe), INSTALLATION)
+    found = {
+        stage: re.findall("^export NVIDIA_VISIBLE_DEVICES=(.*)", text, re.MULTILINE) for stage, text in scripts.items()
+    }
+    assert found["train"] == found["generate"] == [devices]
+    assert all(found[stage] == ["void"] for stage in ("env", "certify", "dataset", "consolidate"))
+    named = re.search("--container-env=(.*)", scripts["train"])
+    assert named and "NVIDIA_VISIBLE_DEVICES" in named[1]
+    assert ("NVIDIA_DRIVER_CAPABILITIES" in named[1]) == (devices == "all")
 
 
 @pytest.mark.parametrize(
