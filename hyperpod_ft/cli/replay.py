@@ -39,7 +39,7 @@ def replay(
     directory, python = run.paths.directory.absolute(), job_python(run.paths).absolute()
     # nothing of the working directory, and no secret: a run file names the interpreter
     # in the run's container, if it has one
-    inside = on_one_node(container.checked(run.config, run.paths)) if run.config.env.container else []
+    inside = on_one_node(container.checked(run.config, run.paths, "replay")) if run.config.env.container else []
     environment = parted(os.environ).open | code_for(Path() if inside else python, run.paths.code_copies)
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
     if not run.config.instance.has_accelerators:

@@ -42,7 +42,7 @@ def work(run: Run) -> stage.Result:
     config, rules, outputs = run.config, rules_of(run.config.engine), list[Path]()
     inside: list[str] = []
     if config.env.container and (image := run.paths.image):
-        inside = step(container.checked(config, run.paths))
+        inside = step(container.checked(config, run.paths, "env"))
         if not config.env.container.startswith("/"):
             fetch(config.env.container, image)
             outputs.append(image)

@@ -106,6 +106,33 @@ def test_what_cannot_run_is_refused_before_a_job_starts(make_run: MakeRun, tmp_p
         submit(make_run(env={"container": "a/b:1"}), Launchers(), Selection(), "process")
 
 
+def test_a_job_sees_only_the_files_that_it_reads(make_run: MakeRun, tmp_path: Path) -> None:
+    """Model and data are below the root by then, and their user may have removed the originals."""
+    (tmp_path / "reward.py").write_text("def score(prompt, completion, /, **columns): return 1.0\n")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "quiz.yaml").write_text("task: quiz\n")
+    run = make_run(
+        engine="trl",
+        cluster__instance_type="p5.48xlarge",
+        parallelism__tensor_parallel=1,
+        parallelism__ranks_per_node=8,
+        training__objective="grpo",
+        dataset__format="prompt",
+        dataset__source=str(tmp_path / "rows.jsonl"),
+        dataset__revision=None,
+        reward=[{"function": f"{tmp_path}/reward.py:score"}],
+        eval={"tasks": ["quiz"], "include_path": str(tmp_path / "tasks")},
+        env={"container": IMAGE, "package_repositories": ["/data/wheels"]},
+    )
+    root = run.config.root
+    always = {f"{root}:{root}", f"{root}:{container.ONLY_INSIDE}"}
+    own = {"env": "/data/wheels", "reward": f"{tmp_path}/reward.py", "tasks": f"{tmp_path}/tasks"}
+    for job in ("dataset", "train", "eval", "serve", *own):
+        read = {f"{own[job]}:{own[job]}"} if job in own else set()
+        assert set(container.mounts(run.config, job).split(",")) == always | read
+
+
 def test_a_head_node_without_pyxis(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = "echo \"srun: unrecognized option '--container-image=none'\" >&2; exit 1"
     write_program(tmp_path / "srun", f'[[ "$*" == --version ]] && exit 0; {unknown}')
