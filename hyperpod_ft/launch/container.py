@@ -100,7 +100,6 @@ def _local_files(config: RunConfig) -> dict[str, list[str]]:
     """What a stage reads in the container and not below the root, where stage download puts models and data."""
     own_tasks = config.eval.include_path if config.eval else None
     read = {
-        "env": config.env.package_repositories,
         "reward": [reward.file for reward in config.reward if reward.file],
         "tasks": [own_tasks] if own_tasks else [],
     }

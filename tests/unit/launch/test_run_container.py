@@ -123,12 +123,12 @@ def test_a_job_sees_only_the_files_that_it_reads(make_run: MakeRun, tmp_path: Pa
         dataset__revision=None,
         reward=[{"function": f"{tmp_path}/reward.py:score"}],
         eval={"tasks": ["quiz"], "include_path": str(tmp_path / "tasks")},
-        env={"container": IMAGE, "package_repositories": ["/data/wheels"]},
+        env={"container": IMAGE},
     )
     root = run.config.root
     always = {f"{root}:{root}", f"{root}:{container.ONLY_INSIDE}"}
-    own = {"env": "/data/wheels", "reward": f"{tmp_path}/reward.py", "tasks": f"{tmp_path}/tasks"}
-    for job in ("dataset", "train", "eval", "serve", *own):
+    own = {"reward": f"{tmp_path}/reward.py", "tasks": f"{tmp_path}/tasks"}
+    for job in ("env", "dataset", "train", "eval", "serve", *own):
         read = {f"{own[job]}:{own[job]}"} if job in own else set()
         assert set(container.mounts(run.config, job).split(",")) == always | read
 
