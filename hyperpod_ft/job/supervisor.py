@@ -121,6 +121,8 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         earlier = attempts.of_submission(run.journal, stage, job_id)
         growth = Growth(run, signals.host, earlier)
         if run.config.env.container:
+            for name in (job_files.FIRST_ADDRESS, job_files.NODE_NAMES):  # an earlier answer may hold no longer
+                os.environ.pop(name, None)
             with contextlib.suppress(UserError):  # without an answer the nodes fail, and the attempt is repeated
                 os.environ.update(signals.host.answers())
         attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
