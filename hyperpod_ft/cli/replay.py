@@ -42,7 +42,7 @@ def replay(
     inside = list[str]()
     if run.config.env.container:
         job = [] if "SLURM_JOB_ID" in os.environ else job_options(run)
-        inside = on_one_node([*job, "--cpu-bind=none", *container.checked(run.config, run.paths)])
+        inside = on_one_node([*job, "--cpu-bind=none", *container.checked(run.config, run.paths, "replay")])
     # nothing of the working directory, and no secret: a run file names the interpreter
     environment = parted(os.environ).open | code_for(Path() if inside else python, run.paths.code_copies)
     environment |= slurm_of(run).environment if inside else {}

@@ -24,6 +24,7 @@ def on_nodes(expected: Expectations, nodes: Sequence[SlurmNode], directory: Path
         f"--container-image={image if fetched else directory / 'missing.sqsh'}",
         f"--container-mounts={directory}:{container.ONLY_INSIDE}",
         *container.CLOSED,
+        "--export=ALL,NVIDIA_VISIBLE_DEVICES=void",  # a node without NVIDIA's drivers would refuse many images
     ]
     output, messages = expected.site.on_nodes(asked, _WHERE, options)
     lines = output.splitlines()

@@ -26,10 +26,10 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, last_line, print_erro
 # Where AWS's images have Python, besides PATH.
 _DIRECTORIES = ("/opt/venv/bin", "/opt/conda/bin", "/usr/local/bin", "/usr/bin")
 _NAMES = ("python3", *(f"python3.{minor}" for minor in range(14, 9, -1)))
-# Exits with 0 if the kit can run there and packages can be added, with 1 if it has no torch.
+# Exits with 0 if the kit can run there and packages can be added, with 1 if it lacks the module in its argument.
 _SUITABLE = """
 import ensurepip, importlib.util, sys
-sys.exit(2 if sys.version_info < (3, 10) else importlib.util.find_spec("torch") is None)
+sys.exit(2 if sys.version_info < (3, 10) else importlib.util.find_spec(sys.argv[1]) is None)
 """
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+).*")  # a name, perhaps with extras, and a version
 _OF_TORCH = ("nvidia-", "cuda-", "triton")  # packages that torch brings with it
@@ -45,7 +45,7 @@ def prepare(python: Path, pins: str, code: Path) -> None:
         return
     if not pins:
         raise UserError(f"env.python: no {python} in this image", "leave env.python out, or set sagemaker.image")
-    base = _base()
+    base = _base(code / pins)
     print(f"interpreter: {base} with the packages of {pins}, in {python.parent.parent}", flush=True)
     done = subprocess.run(
         [base, "-m", _MODULE, str(python), str(code / pins), _ON_THIS],
@@ -64,20 +64,27 @@ def prepare(python: Path, pins: str, code: Path) -> None:
         )
 
 
-def _base() -> str:
-    """An interpreter of the image, if possible one with torch. Raises UserError when none is suitable."""
+def _base(pins: Path) -> str:
+    """An interpreter of the image, if possible one with torch. Raises UserError when none is suitable.
+
+    For Neuron it must have torch-neuronx: pip would look for that on PyPI, where it is not AWS's.
+    """
+    neuron = bool(re.search("^torch-neuronx", pins.read_text(encoding="utf-8"), re.MULTILINE))
+    module = "torch_neuronx" if neuron else "torch"
     found = [sys.executable, *(shutil.which(name) for name in _NAMES)]
     found += [shutil.which(name, path=os.pathsep.join(_DIRECTORIES)) for name in _NAMES]
     second = None
     for candidate in dict.fromkeys(found):
         if candidate is not None:
-            status = subprocess.run([candidate, "-c", _SUITABLE], stderr=subprocess.DEVNULL, check=False).returncode
+            command = [candidate, "-c", _SUITABLE, module]
+            status = subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
             if status == 0:
                 return candidate
-            second = second or (candidate if status == 1 else None)
+            second = second or (candidate if status == 1 and not neuron else None)
     if second is None:
+        needed = "ensurepip and torch-neuronx" if neuron else "ensurepip"
         raise UserError(
-            "no Python 3.10 or newer with ensurepip in this image", "set sagemaker.image or env.container to another"
+            f"no Python 3.10 or newer with {needed} in this image", "set sagemaker.image or env.container to another"
         )
     return second
 

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -37,9 +38,12 @@ _INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "P
 _SETTING = "env.package_repositories"
 
 
-def install(python: Path, pins: Path) -> None:
-    """Install a requirements file with pip's own configuration. Raises UserError when pip cannot."""
-    _pip(python, ("--requirement", str(pins)), "the package index")
+def install(python: Path, pins: Path, temporary: str = "") -> None:
+    """Install a requirements file with pip's own configuration; `temporary`: where it unpacks, if not where usual.
+
+    Raises UserError when pip cannot.
+    """
+    _pip(python, ("--requirement", str(pins)), "the package index", temporary=temporary)
 
 
 def install_others(python: Path, pins: Path) -> None:
@@ -103,16 +107,18 @@ def _sources(repositories: Sequence[str]) -> list[str]:
     return options
 
 
-def _pip(python: Path, arguments: Sequence[str], source: str, *, alone: bool = False) -> None:
+def _pip(python: Path, arguments: Sequence[str], source: str, *, alone: bool = False, temporary: str = "") -> None:
     """`alone`: use only the indexes in the arguments."""
-    done = _run_pip(python, ("install", "--quiet", *arguments), alone=alone)
+    done = _run_pip(python, ("install", "--quiet", *arguments), alone=alone, temporary=temporary)
     if done.returncode:
         print(done.stderr, file=sys.stderr, flush=True)
         raise failure(done.stderr, source)
 
 
-def _run_pip(python: Path, arguments: Sequence[str], *, alone: bool) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ)
+def _run_pip(
+    python: Path, arguments: Sequence[str], *, alone: bool, temporary: str = ""
+) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | ({"TMPDIR": temporary} if temporary else {})
     if alone:
         environment = {name: value for name, value in environment.items() if name not in _INDEX_VARIABLES}
         environment["PIP_CONFIG_FILE"] = os.devnull
@@ -165,8 +171,9 @@ def build_inside(inside: Sequence[str], pins: Path, environment: Path) -> None:
 
     Raises UserError with the last line of what the program there says.
     """
-    with _new_environment(pins, environment) as partial:
-        program = ["python3", "-m", "hyperpod_ft.environments.image_interpreter"]
+    with _new_environment(pins, environment) as partial, _on_the_volume(partial) as temporary:
+        # not for srun, whose plugin unpacks images
+        program = ["env", f"TMPDIR={temporary}", "python3", "-m", "hyperpod_ft.environments.image_interpreter"]
         done = subprocess.run(
             [*inside, *program, str(partial / "bin" / "python"), str(pins)],
             stdout=subprocess.PIPE,
@@ -183,7 +190,8 @@ def build_on_top_of(base: Path, pins: Path, environment: Path) -> None:
     """The same, with the packages of another environment too; `base`: its interpreter."""
     with _new_environment(pins, environment) as partial:
         interpreters.create_on_top_of(base, partial)
-        install(partial / "bin" / "python", pins)
+        with _on_the_volume(partial) as temporary:
+            install(partial / "bin" / "python", pins, temporary)
 
 
 @contextlib.contextmanager
@@ -193,6 +201,11 @@ def _new_environment(pins: Path, environment: Path) -> Iterator[Path]:
     with publish.new_directory(environment) as partial:
         yield partial
         interpreters.move_scripts(partial, environment)
+
+
+def _on_the_volume(partial: Path) -> "tempfile.TemporaryDirectory[str]":
+    """A directory for what pip downloads: in a container, /tmp is memory."""
+    return tempfile.TemporaryDirectory(dir=partial)
 
 
 def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) -> None:

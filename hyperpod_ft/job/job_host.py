@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -122,9 +122,10 @@ class SlurmHost(JobHost):
         return self.names or Slurm().host_names(self.node_list)
 
     def answers(self) -> dict[str, str]:
+        asked = replace(self, first_address="", names=())
         return {
-            job_files.FIRST_ADDRESS: self.meeting_place(),
-            job_files.NODE_NAMES: " ".join(self.host_names()),
+            job_files.FIRST_ADDRESS: asked.meeting_place(),
+            job_files.NODE_NAMES: " ".join(asked.host_names()),
         }
 
     def idle_nodes(self) -> int:

@@ -123,6 +123,8 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         earlier = attempts.of_submission(run.journal, stage, job_id)
         growth = Growth(run, signals.host, earlier)
         if run.config.env.container:
+            for name in (job_files.FIRST_ADDRESS, job_files.NODE_NAMES):  # an earlier answer may hold no longer
+                os.environ.pop(name, None)
             with contextlib.suppress(UserError):  # without an answer the nodes fail, and the attempt is repeated
                 os.environ.update(signals.host.answers())
         attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
@@ -142,13 +144,14 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
             attempt = replace(attempt, signal=signals.received)
             decision = decide(attempt, earlier)
         _print(stage, decision)
+        if decision.action != "end":
+            attempts.add(run.paths, stage, attempt)  # before what takes time: after SIGTERM there is little
         if signals.child is not None and attempt.failures and not attempt.signal:
-            _let_end(signals.child, signals.grace_seconds)
-        if decision.action == "end":
+            _let_end(signals.child, signals)
+        if decision.action != "requeue":
             return decision.status
-        attempts.add(run.paths, stage, attempt)
-        if decision.action == "leave":
-            return decision.status
+        if signals.received == signal.SIGTERM and not attempt.signal:
+            return TERMINATED_STATUS
         _requeue(job_id, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_REQUEUE_WAIT_SECONDS, (signal.SIGTERM,))
@@ -171,13 +174,15 @@ def _requeue(job_id: str, signals: Signals) -> None:
             return
 
 
-def _let_end(child: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Have the programs on the nodes end, which may still wait for a word."""
+def _let_end(child: "subprocess.Popen[bytes]", signals: Signals) -> None:
+    """Have the programs on the nodes end, which may still wait for a word; at once when a signal is received."""
     words.leave(child)
-    try:
-        child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        end(child, _TERMINATION_SECONDS)
+    deadline = time.monotonic() + signals.grace_seconds
+    while child.poll() is None:
+        if signals.received or time.monotonic() > deadline:
+            end(child, _TERMINATION_SECONDS)
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _attempt(

@@ -1,7 +1,8 @@
 """The container of a run's stages on Slurm: options of NVIDIA's Pyxis, a plugin that adds them to srun. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import chain
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
@@ -26,7 +27,8 @@ ONLY_INSIDE = "/hyperpod-ft-container"
 IGNORED = (
     "this node ignores srun's --container-image; load Pyxis in plugstack.conf of every node, and restart slurmd there"
 )
-_CHECKED = f"""test -e {ONLY_INSIDE} && exec "$@"; echo "error: {IGNORED}" >&2; exit 2"""
+# Runs another program in the container, and says so when it is in none.
+CHECKED = ("/bin/sh", "-c", f"""test -e {ONLY_INSIDE} && exec "$@"; echo "error: {IGNORED}" >&2; exit 2""", "sh")
 
 
 def registry_uri(image: str) -> str:
@@ -35,18 +37,28 @@ def registry_uri(image: str) -> str:
     return f"docker://{registry}#{name}" if slash and ("." in registry or ":" in registry) else f"docker://{image}"
 
 
-def mounts(config: RunConfig) -> str:
-    """The directories and files that jobs see at their own paths: `/a:/a,/b:/b`.
+def drivers(config: RunConfig, *, devices: bool) -> dict[str, str]:
+    """What enroot's hook for NVIDIA's drivers reads, whatever the image says; `devices`: whether the job uses any.
+
+    Images name all devices or none. The hook fails on a node without the drivers, and without it there is no libcuda.
+    """
+    if devices and config.instance.device == "cuda":
+        return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    return {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+def mounts(config: RunConfig, job: str) -> str:
+    """What a job sees at its own path, and the place that shows that it is inside; `job`: a stage's name, or another.
 
     Devices are not among them: enroot gives a container all of the node's `/dev`, unless ENROOT_RESTRICT_DEV is set.
     """
-    found = dict.fromkeys([config.cluster.root, *config.env.container_mounts, *_local_files(config)])
-    return ",".join(f"{path}:{path}" for path in found)
+    found = dict.fromkeys([config.cluster.root, *config.env.container_mounts, *_local_files(config).get(job, ())])
+    return ",".join([*(f"{path}:{path}" for path in found), f"{config.cluster.root}:{ONLY_INSIDE}"])
 
 
 def check_mounts(config: RunConfig) -> None:
     """Raise UserError for a path that cannot be mounted."""
-    for path in [config.cluster.root, *config.env.container_mounts, *_local_files(config)]:
+    for path in [config.cluster.root, *config.env.container_mounts, *chain(*_local_files(config).values())]:
         if bad := _UNMOUNTABLE.search(path):
             raise UserError(
                 f"env.container: {path} contains {bad[0]!r}, which Pyxis cannot mount", "use a path without it"
@@ -69,10 +81,9 @@ def options(config: RunConfig, paths: RunPaths, variables: Iterable[str] = ()) -
     ]
 
 
-def checked(config: RunConfig, paths: RunPaths) -> list[str]:
-    """srun's options and the program that runs another one in the container, and says so when it is in none."""
-    seen = f"--container-mounts={mounts(config)},{paths.root}:{ONLY_INSIDE}"
-    return [*options(config, paths), seen, "/bin/sh", "-c", _CHECKED, "sh"]
+def checked(config: RunConfig, paths: RunPaths, job: str) -> list[str]:
+    """srun's options and the program before another one."""
+    return [*options(config, paths), f"--container-mounts={mounts(config, job)}", *CHECKED]
 
 
 def telling(messages: str) -> str:
@@ -85,15 +96,15 @@ def telling(messages: str) -> str:
     return _PREFIX.sub("", said[0]) if said else "no message"
 
 
-def _local_files(config: RunConfig) -> Iterator[str]:
-    adapter, teacher = config.model.adapter, config.teacher
-    given = [config.model.source, *(part.dataset.source for part in config.dataset.parts)]
-    given += [other.source for other in (adapter, teacher) if other]
-    given += [reward.file for reward in config.reward if reward.file]
-    given += [config.eval.include_path] if config.eval and config.eval.include_path else []
+def _local_files(config: RunConfig) -> dict[str, list[str]]:
+    """What a stage reads in the container and not below the root, where stage download puts models and data."""
+    own_tasks = config.eval.include_path if config.eval else None
+    read = {
+        "reward": [reward.file for reward in config.reward if reward.file],
+        "tasks": [own_tasks] if own_tasks else [],
+    }
     root = f"{config.cluster.root}/"
-    return (
-        path
-        for path in [*given, *config.env.package_repositories]
-        if path.startswith("/") and not path.startswith(root)
-    )
+    return {
+        stage: [path for path in paths if path.startswith("/") and not path.startswith(root)]
+        for stage, paths in read.items()
+    }

@@ -99,6 +99,8 @@ def _context(
     allocation = _ALLOCATION.get(run.config.instance.device, {})
     cache = run.paths.neuron_cache if "precompile" in run.plan else None
     of_engine = rules_of(run.config.engine).variables(run.config, cache)
+    # stage env too passes them on
+    drivers = container.drivers(run.config, devices=resources.exclusive) if run.config.env.container else {}
     return {
         "stage": job,
         "banner": banner(job, f"${JOB_ID}"),
@@ -122,8 +124,10 @@ def _context(
         "python": python,
         "interpreter_remedy": remedy,
         "kit": installation.python,
-        "container": container.options(run.config, run.paths, [*allocation, *of_engine]) if contained else (),
-        "mounts": container.mounts(run.config),
+        "container": container.options(run.config, run.paths, [*allocation, *of_engine, *drivers]) if contained else (),
+        "drivers": drivers,
+        "checked": container.CHECKED,
+        "mounts": container.mounts(run.config, job),
         "publishes": contained and job == "generate" and bool(run.config.tracking.trackers),
         "code": installation.code,
         "allocation": allocation,

@@ -44,7 +44,7 @@ def work(run: Run) -> stage.Result:
     inside: list[str] = []
     of_image: dict[str, Any] = {}
     if config.env.container and (image := run.paths.image):
-        inside = step(container.checked(config, run.paths))
+        inside = step(container.checked(config, run.paths, "env"))
         if not config.env.container.startswith("/"):
             fetch(config.env.container, image)
             outputs.append(image)

@@ -97,7 +97,7 @@ def test_doctor_sees_whether_nodes_obey(cluster: LocalCluster, pyxis: Path, make
         assert "is ignored on node1, node2" in ignored.found and "every node" in ignored.remedy
         image.unlink()
         assert "is ignored on node1" in found(head).found
-        command = [*step(container.checked(run.config, run.paths)), "true"]
+        command = [*step(container.checked(run.config, run.paths, "env")), "true"]
         done = subprocess.run(
             command, env=os.environ | {"SLURM_CONF": str(head)}, capture_output=True, text=True, check=False
         )

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.config.sections.cluster import PythonEnvironment
-from hyperpod_ft.environments import interpreters
-from hyperpod_ft.environments.installation import build
+from hyperpod_ft.environments import installation, interpreters
+from hyperpod_ft.environments.installation import build, build_inside, build_on_top_of
 from hyperpod_ft.environments.interpreters import check_torch, probe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS
+from tests.programs import write_program
 from tests.unit.wheels import wheel
 
 
@@ -47,6 +48,26 @@ def test_packages_that_cannot_be_installed_leave_nothing(tmp_path: Path) -> None
     with pytest.raises(UserError, match="pip install failed"):
         build(pins, tmp_path / "envs" / "0123")
     assert list((tmp_path / "envs").iterdir()) == []
+
+
+def test_what_pip_unpacks_in_a_container_is_on_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, /tmp is memory. srun keeps its own directory, where its plugin unpacks images."""
+    program = tmp_path / "python3"
+    write_program(program, 'mkdir -p "$(dirname "$3")"; ls -d "$TMPDIR" >"$3"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    build_inside(["env", "-u", "TMPDIR"], tmp_path / "pins.txt", tmp_path / "envs" / "inside")
+    monkeypatch.setattr(interpreters, "create_on_top_of", lambda _, partial: (partial / "bin").mkdir())
+    monkeypatch.setattr(installation, "_run_pip", lambda python, *_, temporary, **__: _ls(python, temporary))
+    build_on_top_of(program, tmp_path / "pins.txt", tmp_path / "envs" / "above")
+    for name in ("inside", "above"):
+        environment = tmp_path / "envs" / name
+        used = Path((environment / "bin" / "python").read_text().strip())
+        assert used.parent.parent == environment.parent and not (environment / used.name).exists()
+
+
+def _ls(python: Path, temporary: str) -> subprocess.CompletedProcess[str]:
+    python.write_text(temporary if Path(temporary).is_dir() else "")
+    return subprocess.CompletedProcess([], 0, "", "")
 
 
 def test_an_interpreter_that_lacks_a_package_is_named(tmp_path: Path) -> None:

@@ -83,6 +83,14 @@ def test_an_image_with_torch_neuron_keeps_all_that_belongs_to_it(monkeypatch: py
     assert installed.isdisjoint({"torch", "torch-neuronx", "neuronx-cc", "nki"})
 
 
+def test_an_image_for_neuron_must_have_torch_neuronx(tmp_path: Path) -> None:
+    """PyPI has other packages of its names."""
+    code = Path(interpreter.__file__).parents[2]
+    for pins in ("torch-neuron", "neuron-2.28.0"):
+        with pytest.raises(UserError, match=r"with ensurepip and torch-neuronx in this image; .*env\.container"):
+            interpreter.prepare(tmp_path / "python", f"hyperpod_ft/pins/{pins}.txt", code)
+
+
 def test_the_pins_for_aws_are_the_tested_packages() -> None:
     """boto3[crt], with the version of awscrt that this botocore takes."""
     file = Path(interpreter.__file__).parents[1] / "pins" / "aws.txt"

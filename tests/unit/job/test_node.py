@@ -14,7 +14,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_host import MASTER_PORTS, JobHost, this_host
 from hyperpod_ft.job.node import main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
-from hyperpod_ft.runs.job_files import ATTEMPT_NUMBER, PYTHON
+from hyperpod_ft.runs.job_files import ATTEMPT_NUMBER, FIRST_ADDRESS, NODE_NAMES, PYTHON
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
 
@@ -48,6 +48,15 @@ def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: 
         "--rdzv-endpoint=localhost:0",
         "--nproc-per-node=4",
     ]
+
+
+@pytest.mark.usefixtures("scontrol")
+def test_slurm_is_asked_again_for_each_attempt_in_a_container() -> None:
+    """A replaced node has another address; nodes in containers take what they are given."""
+    earlier = {FIRST_ADDRESS: "10.9.9.9", NODE_NAMES: "node1 node2"}
+    host = this_host({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[3-4]", **earlier})
+    assert host.meeting_place() == "10.9.9.9"
+    assert host.answers() == {FIRST_ADDRESS: "10.1.2.3", NODE_NAMES: "node3 node4"}
 
 
 def test_a_containers_ranks_have_its_interpreter(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

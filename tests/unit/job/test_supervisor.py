@@ -330,6 +330,18 @@ def test_the_command_ends_after_a_second_crash_without_a_new_checkpoint(run: Run
     ]
 
 
+def test_a_job_that_has_failed_ends_at_once_when_it_is_cancelled(make_run: MakeRun) -> None:
+    """Pyxis may take minutes to end a step, and Slurm kills what is still there half a minute after SIGTERM."""
+    run = make_run(cluster__max_restarts=0)
+    run.freeze()
+    patient = IMPATIENT.replace("0.1, 1, 300", "0.1, 600, 600")
+    process = start(run, f"{HEARING} fail 137 0; exec sleep 600", program=patient)
+    process.wait_for("max_restarts: 0")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 137
+    assert run.paths.exit_marker("train", "7").read_text() == "137\n"
+
+
 HOST = {"HYPERPOD_FT_HOSTS": "algo-1", "HYPERPOD_FT_HOST_NUMBER": "0", "HYPERPOD_FT_MAX_RUNTIME": "3600"}
 SAVES = "mkdir -p checkpoints/step-00000004"
 

@@ -1,5 +1,6 @@
 """Jobs in a container: what their scripts give to srun, which images and paths are refused, and which launchers."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,14 @@ IMAGE = "registry.example/neuron/torch:2.14-ubuntu26.04"
 RECIPE = "llama3-8b-lora-trn2"
 
 
-def contained(**env: Any) -> Run:
-    return with_section("env", {"container": IMAGE, "container_mounts": ["/fsx/cache"], **env})
+def contained(recipe: str = RECIPE) -> Run:
+    return with_section("env", {"container": IMAGE, "container_mounts": ["/fsx/cache"]}, recipe)
 
 
-def with_section(name: str, content: dict[str, Any]) -> Run:
-    values = yaml_file.parse(run_file.RUN_FILE, run_file.find(RECIPE))
+def with_section(name: str, content: dict[str, Any], recipe: str = RECIPE) -> Run:
+    values = yaml_file.parse(run_file.RUN_FILE, run_file.find(recipe))
     values[name] = values.get(name, {}) | content
-    return Run.of(run_file.resolve(run_file.validate(values, RECIPE), Path("/")))
+    return Run.of(run_file.resolve(run_file.validate(values, recipe), Path("/")))
 
 
 def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_path: Path) -> None:
@@ -51,6 +52,20 @@ def test_scripts_in_a_container_differ_from_the_same_without_as_recorded(tmp_pat
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     golden.check(Path(__file__).parent / "golden" / "container.diff", text)
+
+
+@pytest.mark.parametrize(("recipe", "devices"), [("llama3-8b-dpo-p5", "all"), (RECIPE, "void")])
+def test_only_jobs_that_use_gpus_ask_for_their_drivers(recipe: str, devices: str) -> None:
+    """Whatever the image asks for: enroot's hook fails on nodes without them."""
+    scripts = render(contained(recipe), INSTALLATION)
+    found = {
+        stage: re.findall("^export NVIDIA_VISIBLE_DEVICES=(.*)", text, re.MULTILINE) for stage, text in scripts.items()
+    }
+    assert found["train"] == found["generate"] == [devices]
+    assert all(found[stage] == ["void"] for stage in ("env", "certify", "dataset", "consolidate"))
+    named = re.search("--container-env=(.*)", scripts["train"])
+    assert named and "NVIDIA_VISIBLE_DEVICES" in named[1]
+    assert ("NVIDIA_DRIVER_CAPABILITIES" in named[1]) == (devices == "all")
 
 
 @pytest.mark.parametrize(
@@ -106,6 +121,33 @@ def test_what_cannot_run_is_refused_before_a_job_starts(make_run: MakeRun, tmp_p
         check_run(make_run(env={"container": "a/b:1", "container_mounts": ["/fsx/two words"]}))
     with pytest.raises(UserError, match=r"env\.container: launcher process starts nothing in it; .*Slurm"):
         submit(make_run(env={"container": "a/b:1"}), Launchers(), Selection(), "process")
+
+
+def test_a_job_sees_only_the_files_that_it_reads(make_run: MakeRun, tmp_path: Path) -> None:
+    """Model and data are below the root by then, and their user may have removed the originals."""
+    (tmp_path / "reward.py").write_text("def score(prompt, completion, /, **columns): return 1.0\n")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "quiz.yaml").write_text("task: quiz\n")
+    run = make_run(
+        engine="trl",
+        cluster__instance_type="p5.48xlarge",
+        parallelism__tensor_parallel=1,
+        parallelism__ranks_per_node=8,
+        training__objective="grpo",
+        dataset__format="prompt",
+        dataset__source=str(tmp_path / "rows.jsonl"),
+        dataset__revision=None,
+        reward=[{"function": f"{tmp_path}/reward.py:score"}],
+        eval={"tasks": ["quiz"], "include_path": str(tmp_path / "tasks")},
+        env={"container": IMAGE},
+    )
+    root = run.config.root
+    always = {f"{root}:{root}", f"{root}:{container.ONLY_INSIDE}"}
+    own = {"reward": f"{tmp_path}/reward.py", "tasks": f"{tmp_path}/tasks"}
+    for job in ("env", "dataset", "train", "eval", "serve", *own):
+        read = {f"{own[job]}:{own[job]}"} if job in own else set()
+        assert set(container.mounts(run.config, job).split(",")) == always | read
 
 
 def test_a_head_node_without_pyxis(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
