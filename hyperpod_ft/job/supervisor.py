@@ -62,10 +62,11 @@ _REQUEUE_RETRY_SECONDS = 5
 class Signals:
     """The signal this process received on its host, and the child that the notice is forwarded to."""
 
+    grace_seconds = _GRACE_SECONDS
+
     def __init__(self, host: JobHost) -> None:
         self.received = 0
         self.host = host
-        self.grace_seconds = _GRACE_SECONDS
         self.child: subprocess.Popen[bytes] | None = None
         self._attempts = 0  # of the child
         self._first_at = 0.0
@@ -123,10 +124,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         earlier = attempts.of_submission(run.journal, stage, job_id)
         growth = Growth(run, signals.host, earlier)
         if run.config.env.container:
-            for name in (job_files.FIRST_ADDRESS, job_files.NODE_NAMES):  # an earlier answer may hold no longer
-                os.environ.pop(name, None)
-            with contextlib.suppress(UserError):  # without an answer the nodes fail, and the attempt is repeated
-                os.environ.update(signals.host.answers())
+            _answer_for_nodes(signals.host)
         attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
         measured = run.journal.references_measured() > references
         attempt = replace(attempt, measured=measured, grows=growth.is_due, nodes=signals.host.nodes)
@@ -156,6 +154,14 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_REQUEUE_WAIT_SECONDS, (signal.SIGTERM,))
         return None
+
+
+def _answer_for_nodes(host: JobHost) -> None:
+    """Put what nodes ask Slurm into the environment, for containers, which have no Slurm."""
+    for name in (job_files.FIRST_ADDRESS, job_files.NODE_NAMES):  # an earlier answer may hold no longer
+        os.environ.pop(name, None)
+    with contextlib.suppress(UserError):  # without an answer the nodes fail, and the attempt is repeated
+        os.environ.update(host.answers())
 
 
 def _requeue(job_id: str, signals: Signals) -> None:

@@ -206,7 +206,7 @@ def command(kit: Kit, tmp_path: Path) -> Kit:
 
 def test_a_step_that_fails_deletes_what_it_created_and_ends_the_day(command: Kit, place: Place, tmp_path: Path) -> None:
     """And nothing else: not the user's own cluster `first-day`, whose stack has another name, and its ssh files."""
-    own = cluster_request(place, "first-day", "lifecycle", ("worker", 1, "ml.c5.xlarge"))
+    own = cluster_request(place, "first-day", "lifecycle", ("own", 1, "ml.c5.xlarge"))
     command.aws.client("sagemaker").create_cluster(**own)
     before = left(command.aws)
     (tmp_path / ".ssh" / "hyperpod-ft" / "first-day").mkdir(parents=True)
