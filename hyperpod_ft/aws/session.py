@@ -188,7 +188,7 @@ def redacted(text: str) -> str:
     return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[:_MAX_MESSAGE_LENGTH]}..."
 
 
-# What a new login, a network or patience mends
+# Errors that may pass: after a new login, once the network is back, or with time
 _PASSING = (
     *("NoCredentialsError", "CredentialRetrievalError", "TokenRetrievalError", "SSOTokenLoadError"),
     *("UnauthorizedSSOTokenError", "LoginRefreshRequired", "LoginTokenLoadError"),

@@ -91,7 +91,7 @@ def _perform(steps: Sequence[DayStep], account: DayAccount, day: Day) -> None:
                 took = format_duration(time.monotonic() - began)
                 day.rows.append(f"{step.name}: {seen} ({took}, at most ${at_most(step):.2f})")
                 account.say(day.rows[-1])
-            if account.remains:  # it goes on costing money, which nobody has agreed to
+            if account.remains:  # it keeps costing money, to which the user has not agreed
                 return
 
 

@@ -86,7 +86,7 @@ class DayAccount:
                     raise
 
     def _deleted(self, what: str, delete: Callable[[], object]) -> None:
-        """Without credentials or a network, try until there are some: what exists goes on costing money."""
+        """Keep trying while credentials or the network are missing: what exists keeps costing money."""
         changed = ChangeReporter(self.say)
         for _ in polls(_POLL_SECONDS):
             try:
@@ -167,7 +167,7 @@ def train(account: DayAccount, step: DayStep, made: TrainingResources) -> str:
 
 
 def _first_jobs(run: Run, statuses: Iterator[RunStatus]) -> Iterator[RunStatus]:
-    """Raises UserError when a job continues another, whose costs nobody has agreed to."""
+    """Raises UserError when a job continues another: the user has not agreed to its cost."""
     for status in statuses:
         if any(number_of(job.job_id) > 1 for job in training_jobs(run)):
             raise UserError(f"{run.paths.directory}: a training job did not end within its limit")

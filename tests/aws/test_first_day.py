@@ -156,7 +156,7 @@ def test_training_jobs_are_stopped_without_their_store_which_is_kept_for_those_t
 def test_a_day_ends_when_something_remains(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also after a step that has succeeded; and what remains is printed also after an error that nobody expects."""
+    """Also after a step that succeeded. What remains is printed after an unexpected error too."""
     (cluster,) = (step for step in STEPS if step.name == "cluster")
 
     problem: list[Exception] = [ZeroDivisionError("in use"), UserError("in use")]
