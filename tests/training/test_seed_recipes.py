@@ -1,4 +1,4 @@
-"""The recipes for GPT-J and Flan-T5 end to end at toy size: GPT-J with four ranks of two nodes, the others with one.
+"""The recipes for GPT-J and Flan-T5 end to end at toy size, with one to four ranks.
 
 Each is the packaged recipe with other values of a few keys: a toy model and its data, degrees of
 small nodes, few steps. The rest is as shipped: method, format, precision, packing, checkpointing, what is kept.
@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
@@ -55,6 +57,23 @@ GPTJ = {
     "training.activation_offload": "true",
     "parallelism.ranks_per_node": 2,
 }
+# two ranks over which ZeRO-3 divides everything, as over the GPUs of two training jobs
+SHARDED_T5 = {
+    "cluster.nodes": 1,
+    "dataset.max_length": 128,
+    "dataset.max_target_length": 32,
+    "parallelism.ranks_per_node": 2,
+}
+SST2 = {
+    "cluster.nodes": 1,
+    "dataset.files": "[sst2/*]",
+    "dataset.validation_share": 0,
+    "dataset.max_length": 256,
+    "dataset.validation_source.revision": "null",
+    "training.validate_every_steps": "null",
+    "training.micro_batch_size": 1,
+    "parallelism.ranks_per_node": 2,
+}
 T5 = {"cluster.nodes": 1, "dataset.max_length": 128, "dataset.max_target_length": 32, "parallelism.ranks_per_node": 1}
 
 
@@ -74,6 +93,43 @@ def overrides(directory: Path, model: Path, changes: dict[str, Any]) -> list[str
     return [f"{key}={value}" for key, value in values.items()]
 
 
+def sst2(directory: Path) -> None:
+    """Two splits of GLUE's parquet files, with its columns."""
+    directory.mkdir(parents=True)
+    rows = [
+        {"sentence": f"a {word} film {index} ", "label": index % 2, "idx": index}
+        for index, word in enumerate(WORDS * 12)
+    ]
+    for split, some in (("train", rows[:-8]), ("validation", rows[-8:])):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(some), directory / f"{split}-00000-of-00001.parquet")
+
+
+def test_sentiments_of_two_splits_are_learned(jobs: Jobs, tmp_path: Path) -> None:
+    gptj(tmp_path / "gptj")
+    sst2(tmp_path / "data" / "sst2")
+    changes = SST2 | {"dataset.validation_source.source": tmp_path / "data"}
+    recipe = run_file.find("gptj-6b-sst2-p4d")
+    run = perform(Run.of(run_file.load(recipe, overrides(tmp_path, tmp_path / "gptj", changes))), jobs.train)
+    assert verify(run.paths.tuned_model).findings == ()
+    samples = json.loads(run.paths.samples_path.read_text())
+    assert samples["validation_loss"]["tuned"]["mean"] < samples["validation_loss"]["base"]["mean"]
+    shown = {row["prompt"]: (row["split"], row["expected"]) for row in samples["samples"]}
+    rows = {
+        split: pyarrow.parquet.read_table(next((tmp_path / "data" / "sst2").glob(f"{split}-*"))).to_pylist()
+        for split in ("train", "validation")
+    }
+    assert (
+        shown.items()
+        <= {
+            f"{row['sentence'].strip()}\nSentiment:": (split, " positive" if row["label"] else " negative")
+            for split, some in rows.items()
+            for row in some
+        }.items()
+    )
+    assert sorted(split for split, _ in shown.values()) == ["train", "train", "validation", "validation"]
+    assert str(run.plan.degrees) == "dp 1 x tp 2"
+
+
 def test_the_recipes_train_and_answer(jobs: Jobs, tmp_path: Path) -> None:
     gptj(tmp_path / "gptj")
     tiny_t5.save(tmp_path / "t5", TEXT)
@@ -86,6 +142,8 @@ def test_the_recipes_train_and_answer(jobs: Jobs, tmp_path: Path) -> None:
     runs = {"gptj-6b-full-p4d": perform(load("gptj-6b-full-p4d", "gptj", GPTJ), jobs.train)}
     for recipe in ("flan-t5-xl-full-p4d", "flan-t5-xxl-lora-p4d"):
         runs[recipe] = perform(load(recipe, "t5", T5))
+    recipe = "flan-t5-xxl-full-training-job"
+    runs[recipe] = perform(load(recipe, "t5", SHARDED_T5), jobs.train)
     for recipe, run in runs.items():
         assert verify(run.paths.tuned_model).findings == (), recipe
         facts = run.journal.record("train").facts  # type: ignore[union-attr]
@@ -100,5 +158,6 @@ def test_the_recipes_train_and_answer(jobs: Jobs, tmp_path: Path) -> None:
     assert (str(degrees), degrees.nodes) == ("dp 2 x tp 2", 2)
     facts = {recipe: run.journal.record("train").facts for recipe, run in runs.items()}  # type: ignore[union-attr]
     assert facts["gptj-6b-full-p4d"]["sharding"] == "zero1 over 2 ranks"
+    assert facts["flan-t5-xxl-full-training-job"]["sharding"] == "zero3 over 2 ranks"
     adapter = json.loads((runs["flan-t5-xxl-lora-p4d"].paths.adapter / "adapter_config.json").read_text())
     assert set(adapter["target_modules"]) == {"q", "k", "v", "o", "wi_0", "wi_1", "wo"}
