@@ -16,7 +16,7 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ),
     (
         "torchrun, `srun`, Slurm's step manager or a node's check is killed",
-        "Slurm requeues the job, which continues, because no rank reported a cause",
+        "no rank reports a cause, so Slurm requeues the job, which continues",
         (
             *("kill -9: torchrun", "kill -9: srun", "kill -9: slurmstepd"),
             *("kill -9: node program", "kill -9: health check"),
