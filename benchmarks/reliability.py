@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md: what the soak's faults lead to, and the seconds that restarts take."""
+"""What follows each kind of failure, how often the soak injected it, and the seconds that restarts take."""
 
 import statistics
 from collections import Counter
@@ -16,7 +16,7 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ),
     (
         "torchrun, `srun`, Slurm's step manager or a node's check is killed",
-        "no rank reports a cause: Slurm requeues the job, which continues",
+        "no rank reports a cause, so Slurm requeues the job, which continues",
         (
             *("kill -9: torchrun", "kill -9: srun", "kill -9: slurmstepd"),
             *("kill -9: node program", "kill -9: health check"),
@@ -34,7 +34,7 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ),
     (
         "a node is lost",
-        "Slurm requeues the job: it continues on another node, with `cluster.min_nodes` on those that are left",
+        "Slurm requeues the job, which continues on another node (with `cluster.min_nodes`, on those that are left)",
         ("node lost", "node lost, with min_nodes"),
     ),
     (
@@ -52,7 +52,7 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ),
     (
         "the volume is full, or its calls fail",
-        "nothing half-written is used; if the error lasts, the stage fails: `resume`",
+        "nothing half-written is used; if the error lasts, the stage fails, and `resume` runs it again",
         ("volume full", "EIO"),
     ),
     ("a node's clock jumps", "training continues", ("clock jump",)),
@@ -63,30 +63,38 @@ OUTCOMES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ),
     (
         "`submit` is killed, or runs twice",
-        "`submit` again: no stage runs twice",
+        "`submit` it again; no stage runs twice",
         ("kill -9: submit", "two submissions at once", "submit while at work"),
     ),
 )
 
 
-def outcomes(soak: Mapping[str, Any]) -> Iterator[str]:
-    """The first table; `soak`: what benchmarks.soak recorded."""
+def outcomes() -> Iterator[str]:
+    """The table of docs/reliability.md."""
+    yield "| what happens | what follows |"
+    yield "|---|---|"
+    for failure, outcome, _ in OUTCOMES:
+        yield f"| {failure} | {outcome} |"
+
+
+def injected(soak: Mapping[str, Any]) -> Iterator[str]:
+    """How often each of these failures was caused; `soak`: what benchmarks.soak recorded."""
     counts: Counter[str] = Counter()
     for entry in soak["invocations"]:
         counts.update({kind: sum(by_stage.values()) for kind, by_stage in entry["faults"].items()})
-    yield "| what happens | what follows | injected |"
-    yield "|---|---|---|"
-    for failure, outcome, kinds in OUTCOMES:
-        yield f"| {failure} | {outcome} | {sum(counts[kind] for kind in kinds):,} |"
+    yield "| failure | injected |"
+    yield "|---|---|"
+    for failure, _, kinds in OUTCOMES:
+        yield f"| {failure} | {sum(counts[kind] for kind in kinds):,} |"
     runs = sum(sum(entry["runs"].values()) for entry in soak["invocations"])
     found = sum(len(entry["failures"]) for entry in soak["invocations"])
-    yield ""
     first = soak["invocations"][0]["started"][:10]
+    yield ""
     yield f"In {runs} runs, from {first} on, {found} faults of the kit or of the test itself were found."
 
 
 def restarts(entries: Mapping[str, Entry]) -> Iterator[str]:
-    """The second table; `entries`: of benchmarks.restarts."""
+    """How fast training continues; `entries`: of benchmarks.restarts."""
     yield "| failure | seconds to the next new step | steps trained again |"
     yield "|---|---|---|"
     for failure, entry in entries.items():

@@ -41,11 +41,8 @@ def load(directory: Path = RESULTS) -> Results:
 def documents(results: Results) -> dict[Path, str]:
     """The documents, each with the text between its markers replaced."""
     made = {
-        PERFORMANCE: ([_machines(results)], *_sections(results)),
-        RELIABILITY: (
-            reliability.outcomes(results["soak"]),
-            (*reliability.restarts(results["restarts"]), *_circumstances(results["restarts"].values())),
-        ),
+        PERFORMANCE: ([_machines(results)], *_sections(results), *_failures(results)),
+        RELIABILITY: (reliability.outcomes(),),
     }
     return {path: _between_markers(path.read_text(encoding="utf-8"), sections) for path, sections in made.items()}
 
@@ -99,6 +96,13 @@ def _sections(results: Results) -> Iterator[list[str]]:
         yield ["### Loading the base model", "", *_loading_table(entries), *_circumstances(entries.values())]
     if entry := results.get("scale", {}).get("figures"):
         yield ["### Scale", "", *_scale_list(entry), *_circumstances([entry])]
+
+
+def _failures(results: Results) -> Iterator[list[str]]:
+    """The sections about failures."""
+    restarts = results["restarts"]
+    yield ["### Restarts", "", *reliability.restarts(restarts), *_circumstances(restarts.values())]
+    yield ["### Injected failures", "", *reliability.injected(results["soak"])]
 
 
 def _training_table(entries: Mapping[str, Entry]) -> Iterator[str]:
