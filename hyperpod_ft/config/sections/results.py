@@ -22,8 +22,8 @@ class Generate(Section):
 
     prompts: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="Prompts to answer: rows in the dataset's format, rendered as in training, or strings: a user's"
-        " message where the rows are chats, otherwise a text to continue. Images are files, relative to the run file.",
+        description="Prompts to answer: rows in the dataset's format, or strings. A string is a user's message if the"
+        " rows are chats, otherwise a text to continue. Images are files, relative to the run file.",
     )
     max_new_tokens: PositiveInt = Field(64, description="Longest answer, in tokens.")
     train_samples: NonNegativeInt = Field(
