@@ -9,7 +9,7 @@ from hyperpod_ft.config.fields import NonNegativeInt, PlainPath, PositiveFloat, 
 
 
 class Merge(Section):
-    """The tuned model, also with training.method full."""
+    """The tuned model, even with training.method full."""
 
     dtype: Literal["base", "bfloat16", "float16", "float32"] = Field(
         "base", description="dtype of its weights; `base` keeps that of each tensor of the base model."

@@ -52,7 +52,7 @@ class Training(Section):
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Norm to which gradients are clipped; 0: no clipping.")
     precision: Literal["bf16", "fp32"] = Field(
         "bf16",
-        description="`bf16`, also for fp16 models, computes in bfloat16 and keeps adapters (engines torch and trl: all"
+        description="`bf16`, for fp16 models too, computes in bfloat16 and keeps adapters (engines torch and trl: all"
         " trained weights) in fp32; `fp32` computes in fp32.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
