@@ -21,20 +21,6 @@ from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.trl.settings import SETTINGS, Values
 
-_MINIMAL = """\
-```yaml
-name: first
-engine: auto                      # PyTorch, or TRL where the run needs it
-cluster:
-  root: ~/hyperpod-ft             # on the volume that all nodes mount
-  instance_type: p5.48xlarge
-  partition: p5                   # as `sinfo` shows it
-model:
-  source: Qwen/Qwen3-8B
-dataset:
-  source: ./questions.jsonl       # such as {"prompt": "2 + 2 =", "completion": " 4"}
-  format: prompt-completion
-```"""
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -43,20 +29,18 @@ def run_file() -> str:
     lines = [
         "# The run file",
         "",
-        "One YAML file describes a run. `hyperpod-ft init` writes one that fits your instances. The shortest for one",
-        "node of a Slurm cluster, which trains LoRA adapters for three epochs ([other objectives](methods.md)), is:",
-        "",
-        _MINIMAL,
+        "One YAML file describes a run ([an example](../README.md)). `hyperpod-ft init` writes one that fits your",
+        "instances.",
         "",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Relative paths start at the",
-        "run file's directory, or, if you name a recipe, at the working directory. Unknown keys are refused.",
+        "run file's directory, or at the working directory if you name a recipe. Unknown keys are refused.",
         "",
         "Each key is shown with its default; keys without one are unset or required. Parentheses after a key have the",
-        "other allowed values, where the text does not name them, and the engine, if only one has the key.",
+        "other allowed values, if the text does not name them, and the engine, if only one has the key.",
         "",
         "## Recipes",
         "",
-        "`hyperpod-ft init RECIPE` copies one.",
+        "`hyperpod-ft init RECIPE` copies a recipe to `run.yaml`.",
         "",
         "| recipe | model | method | engine | instances |",
         "|---|---|---|---|---|",

@@ -268,7 +268,7 @@ TABLES = (
     Table("After training", "With `engine: auto` on GPUs:", FOLLOWING, BY_METHOD),
     Table(
         "Launchers",
-        "Slurm runs all that is above; plain processes do, on one machine. [Training jobs](training-jobs.md) run:",
+        "Slurm runs all of the above, and so do plain processes on one machine. [Training jobs](training-jobs.md) run:",
         JOBS,
         ENGINES,
     ),

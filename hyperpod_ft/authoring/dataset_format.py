@@ -24,7 +24,11 @@ _LONG = 1000  # characters of a prompt that a run file need not have
 
 # Datasets whose formats are known without a look at them, by Hub id.
 _ON_THE_HUB: dict[str, dict[str, Any]] = {
-    "databricks/databricks-dolly-15k": {"format": "dolly", "files": ["databricks-dolly-15k.jsonl"]},
+    "databricks/databricks-dolly-15k": {
+        "format": "dolly",
+        "files": ["databricks-dolly-15k.jsonl"],
+        "overlong": "truncate",  # some of its examples exceed max_length: as bad rows, they would stop the run
+    },
     "tatsu-lab/alpaca": {"format": "alpaca"},
     "yahma/alpaca-cleaned": {"format": "alpaca", "files": ["alpaca_data_cleaned.json"]},
     "HuggingFaceH4/ultrachat_200k": {"format": "chat", "split": "train_sft"},

@@ -159,7 +159,7 @@ def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path
         return
     found = _found_format(local, written)
     for key, value in found.keys.items():
-        draft.default(f"dataset.{key}", value)
+        draft.default(f"dataset.{key}", value, "cuts examples longer than max_length" if key == "overlong" else "")
     draft.notes["dataset.format"] = found.how
     if found.prompt is not None:
         draft.set("generate.prompts", [found.prompt], "answered before and after training; this is the first row's")

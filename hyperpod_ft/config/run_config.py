@@ -46,8 +46,8 @@ class RunConfig(Section):
         str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, dots, underscores and hyphens")
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
     engine: EngineName = Field(
-        description="`torch` (CPU, CUDA, trn2), `neuron` (PyTorch/XLA on trn1, trn2) or `trl` (TRL's trainers on CPU,"
-        " CUDA); docs/engines.md compares them. `auto`: trl for what torch does not have, else torch; never neuron."
+        description="`torch` (CPU, CUDA, trn2), `neuron` (trn1, trn2), `trl` (CPU, CUDA), or `auto`: trl for what torch"
+        " does not have, else torch (docs/engines.md)."
     )
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)

@@ -134,7 +134,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     check_divides(degrees, "intermediate size", shape.intermediate)
     if shape.layers < degrees.pipeline_parallel:
         raise UserError(
-            f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} stages for {shape.layers} layers",
+            f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} pipeline parts for {shape.layers} layers",
             f"set it to at most {shape.layers}",
         )
     if isinstance(shape, UndividedShape):

@@ -1,4 +1,4 @@
-"""README, docs/first-run-cpus.md, first-run-gpu.md, methods.md, models.md and install.md, typed as they stand.
+"""README, docs/first-run-cpus.md, first-run-gpu.md, methods.md, models.md and CONTRIBUTING.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout. The other
 pages start from its finished run, and a wrapper shortens what some submit. The first run on Slurm, and the installation
@@ -140,8 +140,9 @@ def test_flan_t5(tmp_path: Path) -> None:
 def test_a_real_slurm_on_one_machine(runs: Path) -> None:
     """Only the answers are new."""
     shorten(runs, 'set -- "$@" --set generate.validation_samples=2')
-    page = "docs/install.md"
-    up, down = run_blocks(page, blocks(page, heading="Slurm"), runs, reader(runs))
+    page = "CONTRIBUTING.md"
+    found = blocks(page, heading="A real Slurm on one machine")
+    up, down = run_blocks(page, found, runs, reader(runs))
     assert re.search(r"generate +done", up), up
     assert "node2" in up
     assert not list((runs / "slurm").glob("*.pid")), down

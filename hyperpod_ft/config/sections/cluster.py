@@ -74,9 +74,9 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of every other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often training restarts after a crash or hang, at most. Neither time limits nor requeues by"
-        " Slurm itself count. In SageMaker training jobs, lost instances count too, and SageMaker retries each job this"
-        " often after its own internal errors.",
+        description="Largest number of restarts of training after a crash or hang. Time limits and requeues by Slurm"
+        " itself do not count. In SageMaker training jobs, lost instances count, and SageMaker retries each job this"
+        " often after its own errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
@@ -154,8 +154,8 @@ class PythonEnvironment(Section):
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
-        description="Trainium: URLs of package indexes, or directories of wheels, with the Neuron packages and PyTorch"
-        " (docs/engines.md). If not set, pip's own configuration must name them; `init` sets it.",
+        description="Trainium: URLs of package indexes, or directories of wheels"
+        " (docs/engines.md#trainium-engines-torch-and-neuron).",
     )
 
     @field_validator("container")

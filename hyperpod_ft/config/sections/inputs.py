@@ -121,9 +121,9 @@ class SourceSettings(Section):
         description="Required without `sources`. `dolly` (instruction, context, response),"
         " `alpaca` (instruction, input, output), `prompt-completion` (prompt, completion),"
         " `chat` (messages or conversations, with tools; the tokenizer's chat template), `text` (text),"
-        " `template` (the two templates below), `preference` (prompt, chosen, rejected: strings or chat messages;"
-        " objectives dpo and reward), `unpaired-preference` (prompt, completion, and label: true or false; objective"
-        " kto), or `prompt` (prompt, and columns that rewards need; objectives that sample).",
+        " `template` (the two templates below), `preference` (prompt, chosen, rejected: strings or chat messages),"
+        " `unpaired-preference` (prompt, completion, and label: true or false), or `prompt` (prompt, and columns that"
+        " rewards need). docs/methods.md says which objective needs which.",
     )
     prompt_template: str | None = Field(
         None, description="Formats `template` and `prompt`: Jinja template of the row's fields."

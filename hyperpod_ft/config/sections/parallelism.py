@@ -22,16 +22,16 @@ class Parallelism(Section):
     )
     pipeline_parallel: PositiveInt = Field(
         1,
-        description="Ranks that share the layers as stages of a pipeline (not engine trl). Engine torch needs at least"
+        description="Ranks that share the layers as parts of a pipeline (not engine trl). Engine torch needs at least"
         " as many gradient_accumulation_steps, its micro batches.",
     )
     pipeline_schedule: Literal["1f1b", "interleaved", "gpipe"] = Field(
         "1f1b",
         description="Order of the micro batches (engine torch): `1f1b` (one forward, one backward), `interleaved`"
-        " (1F1B with several stages on a rank) or `gpipe` (all forward passes first); docs/parallelism.md.",
+        " (1F1B with several pipeline parts on a rank) or `gpipe` (all forward passes first); docs/parallelism.md.",
     )
     virtual_pipeline_parallel: PositiveInt = Field(
-        2, ge=2, description="Stages on each rank with schedule `interleaved` (engine torch)."
+        2, ge=2, description="Pipeline parts on each rank with schedule `interleaved` (engine torch)."
     )
     context_parallel: PositiveInt = Field(
         1, description="Ranks that share each row's tokens, for long rows (engine torch)."

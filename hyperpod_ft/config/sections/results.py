@@ -9,7 +9,7 @@ from hyperpod_ft.config.fields import NonNegativeInt, PlainPath, PositiveFloat, 
 
 
 class Merge(Section):
-    """The tuned model, also with training.method full."""
+    """The tuned model, even with training.method full."""
 
     dtype: Literal["base", "bfloat16", "float16", "float32"] = Field(
         "base", description="dtype of its weights; `base` keeps that of each tensor of the base model."
@@ -22,8 +22,8 @@ class Generate(Section):
 
     prompts: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="Prompts to answer: rows in the dataset's format, rendered as in training, or strings: a user's"
-        " message where the rows are chats, otherwise a text to continue. Images are files, relative to the run file.",
+        description="Prompts to answer: rows in the dataset's format, or strings. A string is a user's message if the"
+        " rows are chats, otherwise a text to continue. Images are files, relative to the run file.",
     )
     max_new_tokens: PositiveInt = Field(64, description="Longest answer, in tokens.")
     train_samples: NonNegativeInt = Field(

@@ -46,10 +46,10 @@ class Reward(Section):
     """What answers are rewarded for (training.objective grpo or rloo): the weighted sum is an answer's reward."""
 
     function: Annotated[str, Field(min_length=1)] = Field(
-        description="`exact_match` (the answer is that of a column, white space around it aside), `math_verify` (its"
-        " last number or LaTeX expression equals that of a column), `regex`, `json` (it is valid JSON), `length` (it is"
-        " within limits): 1 if so, else 0. Or `rewards.py:function`, your own: `function(prompt, completion, /,"
-        " **columns)` returns a number, or None where it does not apply."
+        description="`exact_match` (the answer equals a column, except for surrounding white space), `math_verify`"
+        " (its last number or LaTeX expression equals that of a column), `regex`, `json` (valid JSON), `length` (within"
+        " limits): 1 if so, else 0. Or your own `rewards.py:function`: `function(prompt, completion, /, **columns)`"
+        " returns a number, or None where it does not apply."
     )
     name: Annotated[str, matches(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", "a name of letters, digits, _ and -")] | None = Field(
         None, description="Name in metrics and reports; by default the function's."

@@ -25,10 +25,9 @@ class Training(Section):
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
     objective: Literal["sft", "dpo", "kto", "grpo", "rloo", "distillation", "reward"] = Field(
         "sft",
-        description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
-        " completions (not engine neuron). These need engine trl: `kto`: tell desirable completions from others;"
-        " `grpo`, `rloo`: learn from the rewards of sampled answers; `distillation`: from a teacher; `reward`: become"
-        " a reward model. docs/methods.md has the data and keys of each.",
+        description="What is learned (docs/methods.md): `sft`, answers; `dpo`, preferences (not engine neuron). With"
+        " engine trl: `kto`, labels; `grpo` and `rloo`, rewards of sampled answers; `distillation`, a teacher's"
+        " probabilities; `reward`, to score answers.",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
@@ -53,7 +52,7 @@ class Training(Section):
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Norm to which gradients are clipped; 0: no clipping.")
     precision: Literal["bf16", "fp32"] = Field(
         "bf16",
-        description="`bf16`, also for fp16 models, computes in bfloat16 and keeps adapters (engines torch and trl: all"
+        description="`bf16`, for fp16 models too, computes in bfloat16 and keeps adapters (engines torch and trl: all"
         " trained weights) in fp32; `fp32` computes in fp32.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
@@ -75,14 +74,14 @@ class Training(Section):
     )
     sanity_steps: NonNegativeInt = Field(
         20,
-        description="Two checks of the loss. At step 1, training stops if the base model's loss exceeds that of uniform"
-        " guessing by sanity_margin. From step sanity_steps on, or at the last, it stops if the smoothed loss exceeds"
-        " the base model's by as much. 0 turns both off.",
+        description="Training stops at step 1 if the base model's loss exceeds that of uniform guessing by"
+        " sanity_margin. From step sanity_steps on, or at the last, it stops if the smoothed loss exceeds the base"
+        " model's by as much. 0: neither.",
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token; with dpo and reward, per pair. Losses on other scales"
-        " are not checked: those of kto, of sampled answers, and of ipo, sppo_hard and loss_weights (section trl).",
+        description="In nats per token; with dpo and reward, per pair. Not checked: losses of kto, of sampled answers,"
+        " and of ipo, sppo_hard and loss_weights (section trl).",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -165,8 +164,8 @@ class Lora(Section):
     )
     modules_to_save: tuple[str, ...] = Field(
         (),
-        description="The embedding, the output layer or both, to train whole beside the adapters and to save with them:"
-        " `[embed_tokens, lm_head]` (not engine neuron; docs/methods.md).",
+        description="The embedding, the output layer or both, to train whole: `[embed_tokens, lm_head]` (not engine"
+        " neuron; docs/methods.md).",
     )
     image_tower: bool = Field(
         False,

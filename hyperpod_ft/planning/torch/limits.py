@@ -199,7 +199,7 @@ def _check_pipeline(config: RunConfig, degrees: Degrees) -> None:
         )
     if count < ranks:
         raise UserError(
-            f"training.gradient_accumulation_steps: too few micro batches ({count}) for {ranks} pipeline stages, which"
+            f"training.gradient_accumulation_steps: too few micro batches ({count}) for {ranks} pipeline parts, which"
             f" would be idle {idle_share(config, degrees):.0%} of the time",
             f"set it to at least {ranks}; {4 * ranks} would leave them idle"
             f" {(ranks - 1) / (stages_per_rank(config) * 4 * ranks + ranks - 1):.0%} of the time",
@@ -306,7 +306,7 @@ def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
         )
     if degrees.pipeline_parallel > 1 and family_of(family) is None:
         raise UserError(
-            f"parallelism.pipeline_parallel: engine torch cannot cut models of type {shown(family)} into stages",
+            f"parallelism.pipeline_parallel: engine torch cannot cut models of type {shown(family)} into parts",
             f"set it to 1; it cuts {divisible_types()}",
         )
     if family in ENCODER_DECODERS:  # the engine computes all their attention; check_settings has the rest
@@ -372,12 +372,12 @@ def _check_stages(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Non
     ranks, on_rank = degrees.pipeline_parallel, stages_per_rank(config)
     if shape.layers < ranks * on_rank:
         raise UserError(
-            f"parallelism.virtual_pipeline_parallel: {ranks} ranks x {on_rank} stages = {ranks * on_rank} for"
+            f"parallelism.virtual_pipeline_parallel: {ranks} ranks x {on_rank} parts = {ranks * on_rank} for"
             f" {shape.layers} layers",
             f"lower it or pipeline_parallel, so that there are at most {shape.layers}",
         )
     if config.training.method == "lora" and not adapted_linears(config.lora, shape):
         raise UserError(
-            "lora.target_modules: names no module of the layers, so pipeline stages would train nothing",
+            "lora.target_modules: names no module of the layers, so pipeline parts would train nothing",
             "name some, or set parallelism.pipeline_parallel to 1",
         )

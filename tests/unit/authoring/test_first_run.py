@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def memory_said(page: str) -> str:
     """What a page quotes of the estimate in a run file."""
     (memory,) = re.findall(r"`(a step takes[^`]*)`", (ROOT / page).read_text(encoding="utf-8"))
     return " ".join(memory.split())
+
+
+def test_readme_shows_what_init_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key that README shows, as its own command writes it; the Hub is not asked."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _, _, *options = shlex.split(blocks("README.md")[0].splitlines()[0])
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    draft = new_run(NewRun(given["--model"], given["--dataset"], given["--instance"]), tmp_path / "run.yaml")
+    (shown,) = blocks("README.md", "yaml")
+    for section, keys in yaml.safe_load(shown).items():
+        for name in keys if isinstance(keys, dict) else [""]:
+            key = f"{section}.{name}".rstrip(".")
+            assert draft.get(key) == (keys[name] if name else keys), key
 
 
 def test_the_page_for_cpus_shows_what_init_writes(tmp_path: Path) -> None:

@@ -151,6 +151,9 @@ def test_a_dataset_of_the_hub_is_known_by_name_or_needs_a_format(tmp_path: Path)
 
     config, text = written(wanted("databricks/databricks-dolly-15k"), tmp_path / "run.yaml")
     assert config.dataset.format == "dolly" and "not looked at" in text
+    assert config.dataset.overlong == "truncate", "its long examples do not stop the run"
+    config, _ = written(wanted("tatsu-lab/alpaca"), tmp_path / "alpaca.yaml")
+    assert config.dataset.overlong == "drop"
     with pytest.raises(UserError, match="--format"):
         new_run(wanted("org/unknown"), tmp_path / "x.yaml")
     assert new_run(wanted("org/unknown", "chat"), tmp_path / "x.yaml").get("dataset.format") == "chat"

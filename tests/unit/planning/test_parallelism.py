@@ -219,7 +219,7 @@ def test_rows_that_can_be_shared(
 
 @pytest.mark.parametrize(
     ("family", "stages", "words"),
-    [("llama", 4, None), ("llama", 8, "8 stages for 6 layers"), ("granite", 2, "granite models; set it to 1")],
+    [("llama", 4, None), ("llama", 8, "8 pipeline parts for 6 layers"), ("granite", 2, "granite models; set it to 1")],
 )
 def test_pipelines(make_run: MakeRun, family: str, stages: int, words: str | None) -> None:
     """Six layers on four stages are 1, 1, 2 and 2: neuronx-distributed does that."""

@@ -136,7 +136,7 @@ def test_plan_says_how_it_is_cut() -> None:
         ),
         (4, 10, INTERLEAVED, None),  # two rounds of 5
         (4, 13, INTERLEAVED, "gradient_accumulation_steps: .* 13 micro batches into 3 equal rounds .* multiple of 4"),
-        (8, 64, INTERLEAVED | {"parallelism__virtual_pipeline_parallel": 5}, "8 ranks x 5 stages = 40 for 32 layers"),
+        (8, 64, INTERLEAVED | {"parallelism__virtual_pipeline_parallel": 5}, "8 ranks x 5 parts = 40 for 32 layers"),
         (4, 8, {"lora__target_modules": ["lm_head"]}, "lora.target_modules: names no module of the layers"),
         (4, 8, {"lora__target_modules": ["lm_head"], "training__method": "full"}, None),
     ],
@@ -150,7 +150,7 @@ def test_refused(ranks: int, micro_batches: int, changes: Settings, words: str |
 def test_families() -> None:
     run = config(2, 4, dataset__packing="none")
     with pytest.raises(
-        UserError, match=r"pipeline_parallel: .* type 'phimoe' into stages; set it to 1; it cuts .* llama,"
+        UserError, match=r"pipeline_parallel: .* type 'phimoe' into parts; set it to 1; it cuts .* llama,"
     ):
         check_family(run, Degrees(1, 8, 1, 2), "phimoe")
     check_family(run, Degrees(1, 8, 1, 1), "phimoe")
