@@ -91,7 +91,12 @@ def test_two_ranks_divide_the_samples(make_asked: MakeRun, jobs: Jobs) -> None:
     jobs.train(plain)
     printed = jobs.train(asked)
     assert what_was_trained(asked) == what_was_trained(plain)
-    assert len(scores(asked)) == printed.count("  ROUGE-L ") == 3
+    found = scores(asked)
+    assert len(found) == printed.count("  ROUGE-L ") == 3
+    asked.paths.record_path("train").unlink()
+    (asked.paths.checkpoints / "step-00000006" / "checkpoint.json").unlink()
+    assert "train: resuming from step 4" in jobs.train(asked) and scores(asked) == found
+    assert what_was_trained(asked) == what_was_trained(plain)
     alone = make_asked("alone", ASKED)
     base, of_two = train_here(alone).facts, asked.journal.record("train").facts  # type: ignore[union-attr]
     assert [of_two[f"base_{key}"] for key in ROUGE] == [base[f"base_{key}"] for key in ROUGE], "of the same weights"

@@ -193,11 +193,9 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 def check_whole_weights(config: RunConfig, degrees: Degrees, sharding: Sharding) -> None:
     """Each rank answers validation samples of its own. Raises UserError where it lacks the weights for that."""
-    if not config.training.validate_rouge_rows:
-        return
-    divided = f"tensor_parallel is {degrees.tensor_parallel}" if degrees.tensor_parallel > 1 else ""
-    divided = f"sharding is {sharding}" if sharding.by_layer else divided
-    if divided:
+    divides = sharding.by_layer or degrees.tensor_parallel > 1
+    if config.training.validate_rouge_rows and divides:
+        divided = f"sharding is {sharding}" if sharding.by_layer else f"tensor_parallel is {degrees.tensor_parallel}"
         raise UserError(
             f"training.validate_rouge_rows: needs whole weights on each rank, and parallelism.{divided}",
             "remove it, or set tensor_parallel to 1 and sharding to zero1, without offload: parameters",
