@@ -171,10 +171,13 @@ def _check_training(config: RunConfig) -> None:
             "model.adapter: is not continued with model.new_tokens; merge it into its base (hyperpod-ft merge), and"
             " train that model"
         )
-    if training.validate_every_steps and not config.dataset.validates:
-        raise ValueError(
-            "training.validate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
-        )
+    if training.validate_rouge_rows and config.dataset.max_target_length is None:
+        raise ValueError("training.validate_rouge_rows: only for encoder-decoders (T5); remove it")
+    for key in ("validate_every_steps", "validate_rouge_rows"):
+        if getattr(training, key) and not config.dataset.validates:
+            raise ValueError(
+                f"training.{key}: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
+            )
     for key in ("keep_best", "early_stopping_patience"):
         if getattr(training, key) and not training.validate_every_steps:
             raise ValueError(f"training.{key}: needs validation losses; set training.validate_every_steps")

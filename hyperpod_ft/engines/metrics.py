@@ -20,7 +20,7 @@ from hyperpod_ft.engines.throughput import Throughput
 from hyperpod_ft.progress import format_duration
 from hyperpod_ft.runs.results import expert_load
 from hyperpod_ft.runs.results.expert_load import Loads
-from hyperpod_ft.runs.results.metrics import OF_SOURCE, intact_rows
+from hyperpod_ft.runs.results.metrics import OF_SOURCE, ROUGE, intact_rows
 
 # of an objective's other metrics, those in the log
 _IN_LINES = ("rewards/margins", "rewards/accuracies", "reward", "margin", "accuracy")
@@ -61,6 +61,7 @@ class StepMetrics:
         validation += "".join(
             f"  validation/{key.removeprefix(OF_SOURCE)} {loss:.4f}" for key, loss in of_sources.items()
         )
+        validation += "".join(f"  {name} {self.others[key]:.4f}" for key, name in ROUGE.items() if key in self.others)
         return (
             f"step {self.step}/{steps}  loss {self.loss:.4f}{validation}{others}  lr {self.learning_rate:.1e}"
             f"  grad {self.grad_norm:.2f}  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {format_duration(eta_seconds)}"

@@ -1,7 +1,7 @@
 """Greedy answers of a language model, in batches."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,26 @@ def answers(
     max_new_tokens: int,
     inputs_of: Callable[[Sequence[int]], Mapping[str, torch.Tensor]] | None = None,
 ) -> list[GreedyAnswer]:
-    """The model's greedy answer to each prompt (token ids), in order.
+    """The model's greedy answer to each prompt, in order, as `answered` gives them; prints how far it is."""
+    found: dict[int, GreedyAnswer] = {}
+    printed = time.monotonic()
+    for number, answer in answered(model, tokenizer, prompts, max_new_tokens, _BATCH_PROMPTS, inputs_of):
+        found[number] = answer
+        if time.monotonic() - printed > _PROGRESS_SECONDS:
+            printed = time.monotonic()
+            print(f"generate: {len(found)} of {len(prompts)} answers", flush=True)
+    return [found[number] for number in range(len(prompts))]
+
+
+def answered(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    at_once: int,
+    inputs_of: Callable[[Sequence[int]], Mapping[str, torch.Tensor]] | None = None,
+) -> Iterator[tuple[int, GreedyAnswer]]:
+    """The number of each prompt (token ids) with the model's greedy answer, in batches of `at_once`.
 
     Batches hold prompts of similar length, padded on the left and masked, so that every answer of a causal model begins
     where its prompt ends. Sampling settings of the model's own generation_config.json are ignored. `inputs_of`: what
@@ -38,17 +57,11 @@ def answers(
     padding = pad_id(tokenizer)
     stops = make_greedy(model, tokenizer)
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    found: dict[int, GreedyAnswer] = {}
-    printed = time.monotonic()
-    for first in range(0, len(order), _BATCH_PROMPTS):
-        batch = order[first : first + _BATCH_PROMPTS]
+    for first in range(0, len(order), at_once):
+        batch = order[first : first + at_once]
         inputs = inputs_of(batch) if inputs_of else _inputs([prompts[number] for number in batch], padding)
         for number, ids in zip(batch, _batch(model, inputs, max_new_tokens), strict=True):
-            found[number] = _answer(tokenizer, ids, stops)
-        if time.monotonic() - printed > _PROGRESS_SECONDS:
-            printed = time.monotonic()
-            print(f"generate: {len(found)} of {len(prompts)} answers", flush=True)
-    return [found[number] for number in range(len(prompts))]
+            yield number, _answer(tokenizer, ids, stops)
 
 
 def _inputs(prompts: Sequence[Sequence[int]], padding: int) -> dict[str, torch.Tensor]:

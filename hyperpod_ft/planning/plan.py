@@ -135,6 +135,7 @@ _RESULT_UNCHANGED = {
     *("training.log_every_steps", "training.save_every_steps", "training.keep_checkpoints", "training.async_save"),
     "training.memory_checkpoint_every_steps",
     *("training.save_only_model", "training.sanity_steps", "training.sanity_margin"),
+    "training.validate_rouge_rows",
     *("neuron.xser", "neuron.precompile_steps"),
     *("eval.python", "eval.include_path"),  # eval.include_revision is the digest of its content
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.results.expert_load import DEAD, LARGEST
-from hyperpod_ft.runs.results.metrics import OF_SOURCE
+from hyperpod_ft.runs.results.metrics import OF_SOURCE, ROUGE
 from hyperpod_ft.runs.results.slowest_rank import SlowestRank
 
 POINTS = 24_000  # of all curves of a page together: about half a megabyte
@@ -94,8 +94,8 @@ def charts(reports: Sequence[RunReport]) -> list[Chart]:
     """The charts of one run, or of several with one color each."""
     if len(reports) == 1:
         (report,) = reports
-        found = [_loss(report), _losses_of_sources(report), _rewards(report), *_quantities(reports)]
-        found.append(_slowest_ranks(report))
+        found = [_loss(report), _losses_of_sources(report), _rouge(report), _rewards(report)]
+        found += [*_quantities(reports), _slowest_ranks(report)]
         return [chart for chart in (*found, _timeline(report), _lengths(report)) if chart]
     return [chart for chart in (_losses(reports), _validation_losses(reports), *_quantities(reports)) if chart]
 
@@ -115,27 +115,32 @@ def _loss(report: RunReport) -> Chart | None:
 
 
 def _losses_of_sources(report: RunReport) -> Chart | None:
-    budget = _budget([report])
-    series = [
-        _series(report, key, key.removeprefix(OF_SOURCE), 1 + number % _COLORS, "dots", budget)
-        for number, key in enumerate(_of_sources(report))
-    ]
+    series = _several(report, {key: key.removeprefix(OF_SOURCE) for key in _of_sources(report)}, "dots")
     return _lines("validation_loss_of_sources", f"Validation loss by source, {_unit(report)}", [report], series)
+
+
+def _rouge(report: RunReport) -> Chart | None:
+    label = "ROUGE of answers to validation samples, F1"
+    return _lines("validation_rouge", label, [report], _several(report, ROUGE, "dots"))
 
 
 def _rewards(report: RunReport) -> Chart | None:
     """The reward of each function, where there are several."""
-    keys = [key for key in report.metrics if key.startswith(_REWARD[0]) and key.endswith(_REWARD[1])]
+    begin, end = _REWARD
+    keys = [key for key in report.metrics if key.startswith(begin) and key.endswith(end)]
     if len(keys) < 2:
         return None
-    budget = _budget([report])
-    series = [
-        _series(
-            report, key, key.removeprefix(_REWARD[0]).removesuffix(_REWARD[1]), 1 + number % _COLORS, "line", budget
-        )
-        for number, key in enumerate(keys)
-    ]
+    series = _several(report, {key: key.removeprefix(begin).removesuffix(end) for key in keys}, "line")
     return _lines("rewards", "Reward by function, without its weight", [report], series)
+
+
+def _several(report: RunReport, labels: Mapping[str, str], style: Style) -> list[Series]:
+    """A curve for each of these keys of metrics.jsonl, with its label."""
+    budget = _budget([report])
+    return [
+        _series(report, key, label, 1 + number % _COLORS, style, budget)
+        for number, (key, label) in enumerate(labels.items())
+    ]
 
 
 def _slowest_ranks(report: RunReport) -> Chart | None:

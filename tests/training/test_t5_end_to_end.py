@@ -44,16 +44,27 @@ def made(directory: Path, values: dict[str, Any]) -> Run:
     return perform(Run.of(run_file.resolve(run_file.validate(values, ""), directory)))
 
 
+def same_rouge(run: Run) -> None:
+    """What the last validation, and one before the training, measured is what stage generate did."""
+    facts, found = run.journal.record("train").facts, json.loads(run.paths.samples_path.read_text())  # type: ignore[union-attr]
+    for model, prefix in (("base", "base_validation_"), ("tuned", "validation_")):
+        measured = {key.removeprefix(prefix): facts[key] for key in facts if key.startswith(f"{prefix}rouge")}
+        if run.config.training.validate_every_steps or model == "tuned":
+            assert measured == found["rouge"]["validation"][model] and measured["rouge_l"] > 0, model
+
+
 def test_tuned_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     swapped = [{"prompt": f"swap {one} {other}", "completion": f"{other} {one}"} for one, other in PAIRS]
     base = tiny_t5.save(tmp_path / "base", [f"{row['prompt']} say {row['completion']}" for row in swapped])
-    training = {"method": "full", "epochs": 40, "learning_rate": 3e-3}
+    training = {"method": "full", "epochs": 40, "learning_rate": 3e-3, "validate_rouge_rows": 8}
     run = made(tmp_path, settings(tmp_path, "swap", base, swapped, training=training, generate={"prompts": ["x"]}))
     assert run.journal.record("train").facts["final_loss"] < 0.2  # type: ignore[union-attr]
     assert verify(run.paths.tuned_model).findings == ()
+    same_rouge(run)
 
     repeated = [{"prompt": f"say {one} {other}", "completion": f"{other} {other}"} for one, other in PAIRS]
     training = {"method": "lora", "epochs": 16, "learning_rate": 5e-3, "schedule": "cosine"}
+    training |= {"validate_rouge_rows": 8, "validate_every_steps": 20}
     lora = {"r": 8, "alpha": 16, "target_modules": ["q", "k", "v", "o", "wi_0", "wi_1", "wo"]}
     answers = {"max_new_tokens": 12, "prompts": ["say red dog", {"prompt": "say cat four"}]}
     values = settings(tmp_path, "say", run.paths.tuned_model, repeated, training=training, lora=lora, generate=answers)
@@ -67,6 +78,7 @@ def test_tuned_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "ROUGE-1/2/L, validation rows: base 0" in printed
     assert found["rouge"]["train"]["base"]["rouge_l"] < 0.7 < found["rouge"]["train"]["tuned"]["rouge_l"]
     assert [row["tuned"] for row in found["prompts"]] == ["dog dog", "four four"]
+    same_rouge(tuned)
     # the loss of packed rows in training is that of padded pairs in transformers
     trained = tuned.journal.record("train").facts  # type: ignore[union-attr]
     assert trained["validation_loss"] == pytest.approx(found["validation_loss"]["tuned"]["mean"], rel=1e-4)

@@ -106,6 +106,13 @@ class Training(Section):
         description="Steps between validation losses, the first before training (not engine neuron). If not set: once,"
         " at the end.",
     )
+    validate_rouge_rows: PositiveInt | None = Field(
+        None,
+        le=256,
+        description="Also answer that many validation samples at each validation, with at most"
+        " `generate.max_new_tokens` tokens, and score the answers by ROUGE as stage generate does (T5, with whole"
+        " weights on each rank).",
+    )
     keep_best: bool = Field(
         False,
         description="Make the tuned model from the weights with the lowest validation loss; needs"

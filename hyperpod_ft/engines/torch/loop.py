@@ -32,13 +32,14 @@ from hyperpod_ft.engines.torch.node_memory import node_memory
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.objective import objective_of
 from hyperpod_ft.engines.torch.objectives.validation import Means, validation_of
+from hyperpod_ft.engines.torch.objectives.validation_rouge import ValidationRouge
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.results import expert_load
-from hyperpod_ft.runs.results.metrics import OF_SOURCE
+from hyperpod_ft.runs.results.metrics import OF_SOURCE, ROUGE
 
 
 def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
@@ -109,6 +110,8 @@ class TrainingLoop:
             torch.set_num_threads(devices.host_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
         self.validation = validation_of(task, self.objective, device, meshes)
+        samples = self.config.validate_rouge_rows
+        self.rouge = ValidationRouge(task, ranks, samples) if samples else None
         self.state = TrainingState(task, ranks, device, self.trained_weights, self.optimizer)
         # tp ranks hold the same activations and must draw the same dropout masks (or parts of one:
         # tensor_collectives.py); dp, cp and pp ranks draw their own
@@ -155,9 +158,10 @@ class TrainingLoop:
             )
         with collect_signals() as signals:
             if validate_every and progress.step == 0:
-                loss, measured = self._validate(log)
-                by_source = {f"base_{name}": value for name, value in measured.items() if name.startswith(OF_SOURCE)}
-                progress = replace(progress, base_validation_loss=loss, metrics={**progress.metrics, **by_source})
+                loss, measured = self._validate(log, 0)
+                names = (name for name in measured if name.startswith(OF_SOURCE) or name in ROUGE)
+                of_base = {f"base_{name}": measured[name] for name in names}
+                progress = replace(progress, base_validation_loss=loss, metrics={**progress.metrics, **of_base})
             launched: deque[LaunchedStep] = deque()
             stopping = False
             while progress.step < self.total_steps and not progress.stopped_early:
@@ -186,7 +190,7 @@ class TrainingLoop:
         progress = log.advance(progress, step.loss, row_metrics, loads)
         validation_loss = None
         if self.validation and self._validates_after(step.number):
-            validation_loss, validation_metrics = self._validate(log)
+            validation_loss, validation_metrics = self._validate(log, step.number)
             progress = progress.validated(validation_loss, self.config.early_stopping_patience, validation_metrics)
             row_metrics = row_metrics | validation_metrics
         if self.ranks.is_rank_0:
@@ -229,14 +233,18 @@ class TrainingLoop:
             self._means(rows=1)
         self.step(1, [])
 
-    def _validate(self, log: metrics.MetricsLog) -> tuple[float, dict[str, float]]:
-        """The validation loss, and by name the objective's other metrics and the loss over each of several sources."""
+    def _validate(self, log: metrics.MetricsLog, number: int) -> tuple[float, dict[str, float]]:
+        """The validation loss after step `number`.
+
+        And by name: the objective's other metrics, the loss over each of several sources, and the answers' ROUGE.
+        """
         with log.validating():
             means = self._means()
+            scores = self.rouge.measure(self.model.module, number) if self.rouge else {}
         loss, *others = means.overall
         names = (f"validation_{name}" for name in self.objective.metrics)
         of_sources = {f"{OF_SOURCE}{name}": values[0] for name, values in means.of_sources.items()}
-        return loss, dict(zip(names, others, strict=True)) | of_sources
+        return loss, dict(zip(names, others, strict=True)) | of_sources | scores
 
     def _means(self, rows: int | None = None) -> Means:
         assert self.validation is not None

@@ -20,21 +20,23 @@ from hyperpod_ft.planning.families import (
     divisible_types,
     family_of,
 )
-from hyperpod_ft.planning.layout import Degrees, listed_divisors
+from hyperpod_ft.planning.layout import Degrees, Sharding, listed_divisors
 from hyperpod_ft.planning.lora import adapted_linears, check_new_tokens
 from hyperpod_ft.planning.model_shape import ModelShape, attention_heads
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.pipeline import idle_share, stages_per_rank
+from hyperpod_ft.planning.torch.sharding import candidates
 from hyperpod_ft.planning.undivided.files import expert_count
 
 # Host memory that TorchNeuron would read while the program continues is not known to exist; small moments and weights
 # in 4 bits are computed with table look-ups, of which it compiles some and leaves others to the CPU. How many tokens an
-# expert gets differs from step to step.
+# expert gets differs from step to step, and so do the lengths of answers.
 _NOT_ON_TRAINIUM = (
     "parallelism.expert_parallel",
     "parallelism.offload",
     "training.activation_offload",
     "training.optimizer_state",
+    "training.validate_rouge_rows",
     "lora.quantization",
 )
 # Of T5: the embedding, which encoder, decoder and, in some models, the output layer share; the bias of all layers.
@@ -185,6 +187,18 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
         raise UserError(
             f"parallelism.shard_ranks: {shard_ranks} neither divides expert_parallel {experts} nor is a multiple of it",
             f"set it to {experts}, or leave it out",
+        )
+    check_whole_weights(config, degrees, next(candidates(config, degrees)))
+
+
+def check_whole_weights(config: RunConfig, degrees: Degrees, sharding: Sharding) -> None:
+    """Each rank answers validation samples of its own. Raises UserError where it lacks the weights for that."""
+    divides = sharding.by_layer or degrees.tensor_parallel > 1
+    if config.training.validate_rouge_rows and divides:
+        divided = f"sharding is {sharding}" if sharding.by_layer else f"tensor_parallel is {degrees.tensor_parallel}"
+        raise UserError(
+            f"training.validate_rouge_rows: needs whole weights on each rank, and parallelism.{divided}",
+            "remove it, or set tensor_parallel to 1 and sharding to zero1, without offload: parameters",
         )
 
 

@@ -17,6 +17,7 @@ from hyperpod_ft.planning.layout import Degrees, Layout
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch import pipeline
+from hyperpod_ft.planning.torch.limits import check_whole_weights
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.sharding import choose_sharding, explain_sharding
 from hyperpod_ft.planning.torch.step_memory import memory_of
@@ -113,9 +114,11 @@ def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Lay
                 "set it to 1",
             )
         cut = pipeline.cut(config, degrees, shape)
+    chosen = choose_sharding(config, degrees, shape)
+    check_whole_weights(config, degrees, chosen)
     return Layout(
         degrees,
-        choose_sharding(config, degrees, shape),
+        chosen,
         tuple((layers.start, layers.stop) for layers in cut),
         has_sequence_parallel(config, degrees),
     )

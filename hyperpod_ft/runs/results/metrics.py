@@ -9,6 +9,8 @@ from typing import Any
 from hyperpod_ft.runs.results.log_text import growing_tails
 
 OF_SOURCE = "validation_loss/"  # begins the keys of validation losses over one source, whose name follows
+# keys of the ROUGE of answers to validation samples, with their names
+ROUGE = {"validation_rouge_1": "ROUGE-1", "validation_rouge_2": "ROUGE-2", "validation_rouge_l": "ROUGE-L"}
 _TOO_LARGE = 1 << 63  # no count, and much above it no number that a float holds
 _TAIL_BYTES = 1 << 14  # some dozens of rows
 

@@ -137,6 +137,46 @@ def test_settings_that_do_not_suit_an_encoder_decoder(make_run: MakeRun, setting
     assert (key if key != "engine" else "dataset.max_target_length") in str(raised.value)
 
 
+ROUGE = {"training__validate_rouge_rows": 8}
+ON_GPUS = {"cluster__instance_type": "p4d.24xlarge", "parallelism": {}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"dataset__format": "text"}, "only for encoder-decoders"),
+        (PAIRS | {"dataset__validation_share": 0}, "dataset.validation_share 0"),
+        (PAIRS | {"parallelism": {"ranks_per_node": 2, "tensor_parallel": 2}}, "parallelism.tensor_parallel is 2"),
+        (PAIRS | {"parallelism": {"ranks_per_node": 2, "sharding": "zero3"}}, "parallelism.sharding is zero3 over 2"),
+        (PAIRS | ON_GPUS | {"parallelism": {"offload": "parameters"}}, "parallelism.sharding is zero3 over 8 ranks,"),
+        (PAIRS | {"cluster__instance_type": "trn2.48xlarge", "parallelism": {"tensor_parallel": 1}}, "on trn2"),
+    ],
+    ids=str,
+)
+def test_runs_that_cannot_answer_while_they_train(make_run: MakeRun, settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError) as raised:
+        make_run(**settings | ROUGE)
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith("training.validate_rouge_rows: ") or ": training.validate_rouge_rows: " in line
+    assert named in line
+
+
+def test_a_model_whose_weights_have_to_be_divided_cannot_answer(make_run: MakeRun, tmp_path: Path) -> None:
+    """With sharding auto, that is known with the model's size."""
+    full = PAIRS | ON_GPUS | ROUGE | {"training__method": "full", "dataset__max_length": 512}
+    (tmp_path / "config.json").write_text(json.dumps(XL))
+    config = make_run(**full).config
+    assert check_model_directory(config, degrees_of(config), tmp_path).layout.sharding.mode == "zero1"
+    (tmp_path / "config.json").write_text(json.dumps(XXL))
+    with pytest.raises(UserError, match=r"training\.validate_rouge_rows: .* parallelism\.sharding is zero3 over 8 "):
+        check_model_directory(config, degrees_of(config), tmp_path)
+
+
+def test_to_answer_while_training_changes_no_run(make_run: MakeRun) -> None:
+    pairs = PAIRS | {"parallelism": {"ranks_per_node": 2}}
+    assert make_run(**pairs | ROUGE).plan == make_run(**pairs).plan
+
+
 @pytest.mark.parametrize("targets", [None, ("q", "wo")])
 def test_flops_by_hand(targets: tuple[str, ...] | None) -> None:
     dataset = Dataset(source="./rows.jsonl", format="prompt-completion", max_length=100, max_target_length=40)

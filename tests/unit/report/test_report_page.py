@@ -166,6 +166,20 @@ def test_several_sources_have_their_shares_and_losses(tmp_path: Path) -> None:
     assert "Validation examples that training has too" in page
 
 
+def test_answers_while_training_have_a_chart_of_their_rouge(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    assert "validation_rouge" not in data_of(report_page([gather(run)]))
+    rows = [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
+    for row in rows:
+        if row["validation_loss"] is not None:
+            row |= {"validation_rouge_1": 0.5, "validation_rouge_2": row["step"] / 1000, "validation_rouge_l": 0.25}
+    publish.write_text(run.paths.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
+    chart = data_of(report_page([gather(run)]))["validation_rouge"]
+    assert isinstance(chart, dict)
+    assert [series["label"] for series in chart["series"]] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
+    assert chart["series"][1]["y"] == [step / 1000 for step in range(10, 101, 10)]
+
+
 def test_a_mixture_has_the_loads_of_its_experts(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
     assert 'id="experts"' not in report_page([gather(run)])
