@@ -75,8 +75,8 @@ class Training(Section):
     sanity_steps: NonNegativeInt = Field(
         20,
         description="Training stops at step 1 if the base model's loss exceeds that of uniform guessing by"
-        " sanity_margin. From step sanity_steps on, or at the last, it stops if the smoothed loss exceeds the base"
-        " model's by as much. 0: neither.",
+        " sanity_margin. From step sanity_steps on, or at the last step, it also stops if the smoothed loss exceeds"
+        " the base model's by that margin. 0 turns both checks off.",
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
