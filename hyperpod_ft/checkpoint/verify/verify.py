@@ -24,7 +24,7 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import against_base
 from hyperpod_ft.checkpoint.verify.against_base import AgainstBase, BaseComparison
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, collect_error, read_contents, read_tensors
-from hyperpod_ft.checkpoint.verify.forms import some
+from hyperpod_ft.checkpoint.verify.forms import Line, some
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress, activity
@@ -130,15 +130,13 @@ def verify(
     )
     findings += unequal
     findings += _nonfinite(directory, values.nonfinite)
-    notes: list[str] = []
+    lines: list[Line] = []
     compared = changes.finish() if changes else None
     if changes:
-        findings += changes.faults
-        notes += changes.notes
+        lines = changes.lines
     elif kind == "adapter" and contents.is_whole:
-        found = collect_error(findings, partial(against_base.adapter_faults, directory, contents.tensors, base))
-        findings += found[0] if found else ()
-        notes += found[1] if found else ()
+        lines = collect_error(findings, partial(against_base.adapter_lines, directory, contents.tensors, base)) or []
+    findings += [line for wrong, line in lines if wrong]
     comparison = measured = None
     if against:
         differences = list(_differences(contents.tensors, expected, values.differences))
@@ -165,7 +163,7 @@ def verify(
         logits=measured,
         served=asked,
         findings=tuple(findings),
-        notes=tuple(notes),
+        notes=tuple(line for wrong, line in lines if not wrong),
         seconds=round(seconds, 3),
     )
 
