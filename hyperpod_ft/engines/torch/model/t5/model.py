@@ -51,12 +51,6 @@ def return_loss(model: PreTrainedModel, *, fused: bool = False) -> None:
     model.forward = _LossForward(model, rule)
 
 
-def untie_head(model: PreTrainedModel) -> None:
-    """Give the output layer its own weight, as v1.1 has; transformers 5 ties it until it reads the files."""
-    head: Any = model.get_output_embeddings()
-    head.weight = nn.Parameter(torch.empty_like(head.weight))
-
-
 class _LossForward(language_model.LossForward):
     def __call__(  # type: ignore[override]
         self,
