@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.adapters.experts import Experts
+from hyperpod_ft.checkpoint.adapters.experts import ExpertSlice
 from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, narrow, refuse_nonfinite, widen
@@ -237,7 +237,7 @@ def _read_factors(update: Update, number: np.dtype[Any]) -> _Factors:
 
 
 def _read_expert_factors(
-    update: Update, experts: Experts, number: np.dtype[Any], rows: int, shared: SharedFactors
+    update: Update, experts: ExpertSlice, number: np.dtype[Any], rows: int, shared: SharedFactors
 ) -> _Factors:
     """Those of one expert's matrix, of this many rows."""
     assert update.a is not None and experts.expert is not None
