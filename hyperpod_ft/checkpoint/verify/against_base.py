@@ -40,7 +40,7 @@ class AgainstBase:
         configs = [model_directory.read_config(one) for one in (directory, base)]
         _refuse_quantized(directory, base, *configs)
         self._directory, self._base = directory, base
-        self._stored = read_tensors(base)
+        self._stored = read_tensors(base, is_adapter=False)
         found = structure.compare(tensors, configs[0], self._stored, configs[1])
         self.lines: list[Line] = [(wrong, f"{directory}: {line}") for wrong, line in found.lines]
         try:
@@ -49,7 +49,7 @@ class AgainstBase:
             self.lines.append((True, str(error)))
         self._effects = None
         if adapter:
-            tensors_of_adapter = read_tensors(adapter)
+            tensors_of_adapter = read_tensors(adapter, is_adapter=True)
             self._effects = effects_on(adapter, tensors_of_adapter, base, self._stored)
             self.lines += [*self._effects.lines, *zero_updates(adapter, tensors_of_adapter)]
             for pair in found.pairs:
@@ -87,7 +87,7 @@ def adapter_lines(adapter: Path, tensors: Tensors, base: Path | None) -> list[Li
 
     Raises UserError when the base, or a configuration, cannot be read.
     """
-    of_base = effects_on(adapter, tensors, base, read_tensors(base)).lines if base else []
+    of_base = effects_on(adapter, tensors, base, read_tensors(base, is_adapter=False)).lines if base else []
     return [*zero_updates(adapter, tensors), *of_base]
 
 

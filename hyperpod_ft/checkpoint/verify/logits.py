@@ -90,7 +90,7 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     clock = time.monotonic()
     bare, live = skeleton(merged), skeleton(base)
     merged_tensors, base_tensors = _located(merged), _located(base)
-    factors = read_tensors(adapter)
+    factors = read_tensors(adapter, is_adapter=True)
     configs = [model.config.get_text_config() for model in (bare, live)]
     vocabulary = min(config.vocab_size for config in configs)
     # an embedding of positions has no row for further ones
@@ -139,7 +139,7 @@ def of_model(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
 
 def of_adapter(adapter: Path, base: Path, tokens: torch.Tensor) -> torch.Tensor:
     """The same of an adapter that PEFT applies to its base."""
-    factors = read_tensors(adapter)
+    factors = read_tensors(adapter, is_adapter=True)
     wrapped, _ = _with_adapter(skeleton(base), adapter, factors)
     find = _find_live(factors, _find_in(base, _located(base)))
     return _run(wrapped, find, tokens, adapter, str(adapter))

@@ -116,14 +116,15 @@ def verify(
         raise UserError("--served and --model: ask a server for the tuned model or its base", "add --served and --base")
     compare, ask = _with_torch() if logits or served else (None, None)
     clock = time.monotonic()
-    contents = read_contents(directory)
-    expected = read_tensors(against) if against else {}
+    is_adapter = kind == "adapter"
+    contents = read_contents(directory, is_adapter=is_adapter)
+    expected = read_tensors(against, is_adapter=is_adapter) if against else {}
 
     findings = list(contents.findings)
     digests = collect_error(findings, partial(recorded, directory)) or {}
     values = ValueChecks(_of_same_shape(contents.tensors, expected), tolerance)
     is_described = collect_error([], partial(read_config, directory)) is not None  # else a finding says so
-    comparable = base and kind == "model" and contents.is_whole and is_described
+    comparable = base and not is_adapter and contents.is_whole and is_described
     changes = AgainstBase(directory, contents.tensors, base, adapter) if base and comparable else None
     unequal = list(
         _scan(directory, contents, digests, [values.inspect, *([changes.values.inspect] if changes else [])])
@@ -134,7 +135,7 @@ def verify(
     compared = changes.finish() if changes else None
     if changes:
         lines = changes.lines
-    elif kind == "adapter" and contents.is_whole:
+    elif is_adapter and contents.is_whole:
         lines = collect_error(findings, partial(against_base.adapter_lines, directory, contents.tensors, base)) or []
     findings += [line for wrong, line in lines if wrong]
     comparison = measured = None
@@ -149,11 +150,11 @@ def verify(
         findings += measured.findings(directory) if measured else ()
     asked = None
     if ask and served and base and contents.is_whole:
-        asked = ask(directory, base, served, model, is_adapter=contents.is_adapter)
+        asked = ask(directory, base, served, model, is_adapter=is_adapter)
         findings += asked.findings
     return Verification(
         directory=str(directory),
-        kind="adapter" if contents.is_adapter else "model",
+        kind=kind,
         files=len(contents.files),
         tensors=len(contents.tensors),
         nbytes=sum(tensor.nbytes for tensor in contents.tensors.values()),
