@@ -12,7 +12,6 @@ from hyperpod_ft.checkpoint.formats.located import locate, untie_head
 from hyperpod_ft.checkpoint.formats.model_directory import is_tied
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.checkpoint.verify.verify import verify
-from hyperpod_ft.engines.throughput import base_parameters
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints, tiny_t5
@@ -57,8 +56,6 @@ def test_the_engine_reads_one_of_the_copies_and_sees_that_they_are_equal(tmp_pat
     skeleton.fill(model, located, {})
     assert torch.equal(model.get_submodule("encoder.embed_tokens").weight, tensors["shared.weight"])
     assert torch.equal(model.get_output_embeddings().weight, tensors["lm_head.weight"])
-    total, tied = base_parameters(tmp_path / "model")
-    assert not tied and total == sum(p.numel() for p in model.parameters()) + tensors[UNUSED].numel()
 
     tensors[COPIES[1]] += 1
     save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
