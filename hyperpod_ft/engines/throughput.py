@@ -110,7 +110,7 @@ class Throughput:
 def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainable_parameters: int) -> Throughput:
     """The throughput of a task; `trainable_parameters` counts the whole model, on all ranks.
 
-    Raises UserError when the base model's files are missing or damaged.
+    Raises UserError when config.json, or a file that tells the size of the model, is missing or damaged.
     """
     return Throughput(
         rows_per_step=rows_per_step,
