@@ -141,8 +141,10 @@ def _flops(task: TrainingTask, shape: ModelShape | None, max_length: int, traina
     if config.training.samples_answers or config.training.objective == "kto" or config.dataset.images:
         # how long sequences become is not known, nor what it took to sample or compare them, or to read images
         return None
-    if shape is None or lora is None:
-        return shape and flops_per_token(shape, max_length)
+    if shape is None:
+        return None
+    if lora is None:
+        return flops_per_token(shape, max_length)
     whole = last_parts(lora.modules_to_save)
     adapters = trainable_parameters - len(whole) * shape.vocabulary * shape.hidden
     if isinstance(shape, UndividedShape):
