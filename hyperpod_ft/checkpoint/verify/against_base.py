@@ -41,8 +41,8 @@ class AgainstBase:
         _refuse_quantized(directory, base, *configs)
         self._directory, self._base = directory, base
         self._stored = read_tensors(base, is_adapter=False)
-        found = structure.compare(tensors, configs[0], self._stored, configs[1])
-        self.lines: list[Line] = [(wrong, f"{directory}: {line}") for wrong, line in found.lines]
+        self._pairs, lines = structure.compare(tensors, configs[0], self._stored, configs[1])
+        self.lines: list[Line] = [(wrong, f"{directory}: {line}") for wrong, line in lines]
         try:
             self.lines.extend(turn_ends.compare(directory, base, adapter))
         except UserError as error:
@@ -52,9 +52,8 @@ class AgainstBase:
             tensors_of_adapter = read_tensors(adapter, is_adapter=True)
             self._effects = effects_on(adapter, tensors_of_adapter, base, self._stored)
             self.lines += [*self._effects.lines, *zero_updates(adapter, tensors_of_adapter)]
-            for pair in found.pairs:
+            for pair in self._pairs:
                 pair.effect = _known(self._effects.of(pair.name, pair.base), pair)
-        self._pairs = found.pairs
         self.values = BaseValues(self._pairs, unsloth=bool(self._effects and self._effects.unsloth))
 
     def finish(self) -> BaseComparison:

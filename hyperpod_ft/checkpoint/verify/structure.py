@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.checkpoint.formats import model_directory
@@ -25,16 +24,8 @@ _OWN_PREFIXES = frozenset({"model", "transformer", "gpt_neox"})
 _OUTPUTS = (".lm_head.weight", "lm_head.bias", "embed_out.weight", "shared_head.head.weight")
 
 
-@dataclass(frozen=True)
-class Structure:
-    """`pairs`: parts that both models have. `lines`: one for each kind of difference."""
-
-    pairs: tuple[Pair, ...]
-    lines: tuple[Line, ...]
-
-
-def compare(tuned: Tensors, tuned_config: Config, base: Tensors, base_config: Config) -> Structure:
-    """`*_config`: config.json."""
+def compare(tuned: Tensors, tuned_config: Config, base: Tensors, base_config: Config) -> tuple[list[Pair], list[Line]]:
+    """The parts that both models have, and a line for each kind of difference. `*_config`: config.json."""
     lines: list[Line] = []
     tied = model_directory.is_tied(base_config, base)
     if tied and OUTPUT in tuned and OUTPUT not in base:
@@ -66,7 +57,7 @@ def compare(tuned: Tensors, tuned_config: Config, base: Tensors, base_config: Co
         Pair(name, mine[moved.get(name, name)], part) for name, part in theirs.items() if moved.get(name, name) in mine
     ]
     lines += [*_shapes(pairs), *_dtypes(pairs, tuned_config)]
-    return Structure(tuple(pair for pair in pairs if _is_alike(pair)), tuple(lines))
+    return [pair for pair in pairs if _is_alike(pair)], lines
 
 
 def _first_expert(tensors: Tensors) -> str:

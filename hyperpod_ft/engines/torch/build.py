@@ -132,8 +132,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
 
 def adapted(model: PreTrainedModel, lora: Lora, seed: int, directory: Path) -> LoraDescription:
     """Give the model in `directory` its adapters, in place. Raises UserError as `adapters.adapt` does."""
-    found = adapters.adapt(model, lora, seed)
-    return checkpoint_directory.describe_lora(lora, directory, found.modules, found.parameters)
+    return checkpoint_directory.describe_lora(lora, directory, *adapters.adapt(model, lora, seed))
 
 
 def trained_shapes(model: PreTrainedModel, stored_names: Mapping[str, str]) -> dict[str, torch.Size]:
