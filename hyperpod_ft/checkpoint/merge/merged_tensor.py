@@ -25,6 +25,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,19 +64,13 @@ class _Factors:
 class SharedFactors:
     """The last few factors of all experts that were read: each expert needs a part of every row of lora_B."""
 
-    _KEPT = 4  # gate_up_proj and down_proj of two layers
-
     def __init__(self) -> None:
-        self._read: dict[tuple[LogicalTensor, np.dtype[Any]], Floats] = {}
-        self._changing = threading.Lock()
+        self._read = lru_cache(maxsize=4)(_floats)  # gate_up_proj and down_proj of two layers
+        self._reading = threading.Lock()
 
     def read(self, tensor: LogicalTensor, number: np.dtype[Any]) -> Floats:
-        with self._changing:
-            found = self._read.pop((tensor, number), None)
-            self._read[tensor, number] = found = _floats(tensor, number) if found is None else found
-            if len(self._read) > self._KEPT:
-                del self._read[next(iter(self._read))]
-        return found
+        with self._reading:
+            return self._read(tensor, number)
 
 
 @dataclass(eq=False)
