@@ -14,7 +14,7 @@ from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies, summed_cross_entropy
-from hyperpod_ft.engines.torch.model.router_loss import Answer, RouterLoss, around, router_loss_of, tokens_of
+from hyperpod_ft.engines.torch.model.router_loss import FixedDecoder, RouterLoss, around, router_loss_of, tokens_of
 from hyperpod_ft.errors import UserError
 
 _WHOLE_ROWS = SequenceChunk()
@@ -170,7 +170,7 @@ def _follows(model: PreTrainedModel, head: nn.Linear, rule: LogitsRule, stacks: 
     try:
         with torch.random.fork_rng(devices=[]):
             narrow = nn.Linear(head.in_features, 3, head.bias is not None, device="cpu", dtype=torch.float32)
-        probe = around(model, stacks, Answer(hidden), narrow)
+        probe = around(model, stacks, FixedDecoder(hidden), narrow)
         ids = torch.zeros(1, 1, dtype=torch.int64)
         of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         found = type(model).forward(probe, input_ids=ids, use_cache=False, **of_decoder).logits

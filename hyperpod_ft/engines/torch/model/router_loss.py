@@ -35,7 +35,7 @@ class RouterLoss:
         self._newest: torch.Tensor | None = None
         with torch.random.fork_rng(devices=[]):
             head = nn.Linear(1, 1, device="cpu")
-        self._decoder = Answer(torch.zeros(1, 1, 1))
+        self._decoder = FixedDecoder(torch.zeros(1, 1, 1))
         self._model = around(model, (model.base_model_prefix,), self._decoder, head)
         found = (getattr(model.config, name, None) for name in _COEFFICIENTS)
         coefficient = next((value for value in found if value is not None), None)
@@ -71,7 +71,7 @@ class RouterLoss:
         return loss
 
 
-class Answer(nn.Module):
+class FixedDecoder(nn.Module):
     """A decoder that answers what it was given."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
@@ -92,7 +92,7 @@ class _Decoded(MoeModelOutputWithPast):
             raise AttributeError(name)
 
 
-def around(model: PreTrainedModel, stacks: Sequence[str], decoder: Answer, head: nn.Linear) -> PreTrainedModel:
+def around(model: PreTrainedModel, stacks: Sequence[str], decoder: FixedDecoder, head: nn.Linear) -> PreTrainedModel:
     """The model's own class and settings, around a decoder in place of its `stacks`, and another head."""
     probe = copy.copy(model)
     probe._modules = dict(model._modules)
