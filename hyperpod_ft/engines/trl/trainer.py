@@ -96,7 +96,7 @@ def build(
         if task.teacher:
             further = {"teacher_model": pretrained.load(task.teacher, _computed_in(config), attention(config))}
         else:
-            further = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
+            further = {"reward_funcs": reward_functions(task, prompts, processing, ends)}
     elif config.dataset.images:
         collator = ImageCollator(rows, task.base_model)
         further = {"data_collator": collator}
