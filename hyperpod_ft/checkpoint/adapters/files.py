@@ -48,7 +48,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
     kinds: dict[str, str] = {}  # `NaN` or `Inf`, by tensor
     nonzero: set[str] = set()
 
-    def inspect(tensor: LogicalTensor, _: int, stored: Stored) -> None:
+    def inspect(tensor: LogicalTensor, _: int, stored: Stored) -> None:  # called by several threads
         if kind := nonfinite(stored, tensor.dtype):
             kinds[tensor.name] = kind
         if tensor.name not in nonzero and np.any(stored):
