@@ -23,7 +23,7 @@ from hyperpod_ft.checkpoint.formats.safetensors_writer import (
 from hyperpod_ft.checkpoint.formats.torch_file import Archive, ZipRecord
 from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, ShardedCheckpoint, open_checkpoint
 from hyperpod_ft.checkpoint.tensors import direct, reading
-from hyperpod_ft.checkpoint.tensors.blocks import THREADS
+from hyperpod_ft.checkpoint.tensors.blocks import THREADS, for_each
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, Stored, refuse_nonfinite
 from hyperpod_ft.checkpoint.tensors.logical_tensor import (
@@ -269,12 +269,7 @@ def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive])
         ByteProgress("check", sum(record.size for _, record in needed)) as progress,
         ThreadPoolExecutor(THREADS, "integrity") as pool,
     ):
-        checks = [pool.submit(_check, file, record, progress) for file, record in needed]
-        try:
-            for check in checks:
-                check.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for_each(pool, range(len(needed)), lambda index: _check(*needed[index], progress))
 
 
 def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> Iterator[tuple[Path, ZipRecord]]:

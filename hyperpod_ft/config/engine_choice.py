@@ -3,6 +3,13 @@
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 
 TORCH_OBJECTIVES = ("sft", "dpo")
+# What only engine torch supports; and of that, what matters with method lora.
+TORCH_ONLY = (
+    *("parallelism.context_parallel", "parallelism.degrees", "parallelism.expert_parallel", "parallelism.offload"),
+    *("parallelism.pipeline_schedule", "parallelism.shard_ranks", "parallelism.virtual_pipeline_parallel"),
+    *("training.activation_offload", "training.memory_checkpoint_every_steps", "training.optimizer_state"),
+)
+LORA_TORCH_ONLY = ("lora.plus_ratio", "lora.quantization", "lora.target_parameters", "model.adapter")
 
 
 def lacking(config: RunConfig) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import open_labels, open_split
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
+from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.errors import UserError
 
 _COUNTED_ROWS = 1024  # at once
@@ -123,6 +124,22 @@ class PreferenceSplit(PackedSplit):
         batch = super().batch(rows)
         assert isinstance(batch, Batch)
         return replace(batch, reference=torch.from_numpy(self.reference[self.documents_of(rows)]))
+
+
+def held_out(task: TrainingTask) -> Path | None:
+    """The split `validation`; None when the dataset holds out no rows.
+
+    Raises UserError when the run file needs some.
+    """
+    directory = task.dataset / "validation"
+    if directory.is_dir():
+        return directory
+    if task.config.training.validate_every_steps:
+        raise UserError(
+            f"training.validate_every_steps: {task.dataset} holds out no validation rows",
+            "raise dataset.validation_share, or add data",
+        )
+    return None
 
 
 @dataclass(frozen=True)

@@ -16,66 +16,37 @@ query.
 Model FLOPs exclude what gradient checkpointing recomputes, so utilization measures useful work.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hyperpod_ft.checkpoint.formats.model_directory import (
-    OUTPUT,
-    SHARED_ALIASES,
-    embedding,
-    is_encoder_decoder,
-    is_tied,
-    language_names,
-    of_language_model,
-    read_config,
-    without_predictors,
-)
-from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.model_directory import is_classifier, read_config
 from hyperpod_ft.config.sections.inputs import Preparation
+from hyperpod_ft.config.sections.training import last_parts
 from hyperpod_ft.engines.interface import TrainingTask
-from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora import target_names
-from hyperpod_ft.planning.t5_shape import T5Shape, t5_shape
-from hyperpod_ft.planning.undivided.files import EXPERT_COUNTS
-from hyperpod_ft.planning.undivided.mixture import mixture_shape
-from hyperpod_ft.planning.undivided.shape import adapter_parameters
-
-_NEEDED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
-_POSITIONS = "max_position_embeddings"
+from hyperpod_ft.planning.model_fit import shape_of
+from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.t5_shape import T5Shape
+from hyperpod_ft.planning.undivided.files import files_shape
+from hyperpod_ft.planning.undivided.shape import UndividedShape, adapter_parameters
 
 
 def flops_per_token(
-    model_config: Mapping[str, Any],
-    total_parameters: int,
-    trainable_parameters: int,
-    sequence_length: int,
-    *,
-    tied: bool,
-) -> float | None:
-    """Operations to train on one token, forward and backward; None for model families with other keys.
+    shape: ModelShape, sequence_length: int, adapters: int | None = None, *, trains_output: bool = False
+) -> float:
+    """Operations to train on one token, forward and backward.
 
-    `model_config` is the parsed `config.json` of a Hugging Face model. Both parameter counts cover the
-    whole model with its adapters, of experts those that a token passes through; trainable are either all parameters, or
-    the adapters and an output matrix that is trained whole. `tied`: the embedding is also
-    the output matrix, and is counted once.
+    `adapters`: their elements, of experts those that a token passes through; None when all parameters are trained.
+    `trains_output`: the output matrix is trained whole beside them.
     """
-    family = family_of(str(model_config.get("model_type", "")))
-    spelled = family.attribute_map if family else {}
-    found = {key: model_config.get(spelled.get(key, key)) for key in (*_NEEDED, _POSITIONS)}
-    if not all(isinstance(found[key], int) for key in _NEEDED):
-        return None
-    hidden, vocabulary, layers, heads = (int(found[key] or 0) for key in _NEEDED)
-    head_size = int(model_config.get("head_dim") or hidden // heads)
+    matrix = shape.vocabulary * shape.hidden
     # an embedding is looked up, not multiplied, unless it is also the output matrix
-    lookup = 0 if tied else vocabulary * hidden
-    if family and family.positions:
-        lookup += int(found[_POSITIONS] or 0) * hidden
-    multiplied = total_parameters - lookup
-    trained = min(trainable_parameters, multiplied)
-    attention = 12 * layers * heads * head_size * sequence_length
-    return float(4 * (multiplied - trained) + 6 * trained + attention)
+    lookup = (0 if shape.tied else matrix) + shape.positions * shape.hidden
+    used = shape.active_parameters if isinstance(shape, UndividedShape) else shape.parameters
+    multiplied = used - lookup
+    trained = multiplied if adapters is None else trains_output * matrix
+    attention = 12 * shape.layers * shape.query_width * sequence_length
+    return float(4 * (multiplied - trained) + 6 * (trained + (adapters or 0)) + attention)
 
 
 def t5_flops_per_token(shape: T5Shape, dataset: Preparation, targets: frozenset[str], rank: int | None) -> float:
@@ -139,92 +110,44 @@ class Throughput:
 def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainable_parameters: int) -> Throughput:
     """The throughput of a task; `trainable_parameters` counts the whole model, on all ranks.
 
-    Raises UserError when the base model's files are missing or damaged.
+    Raises UserError when config.json, or a file that tells the size of the model, is missing or damaged.
     """
-    total, tied = base_parameters(task.base_model)
-    trained, of_base = total, total
-    if task.config.training.method == "lora":
-        looked_up, of_base = _trained_whole(task.base_model, task.config.lora.modules_to_save)
-        trained = trainable_parameters - looked_up
-        total += trained - of_base
-    model_config = of_language_model(read_config(task.base_model))
-    if shape := t5_shape(model_config):
-        lora = task.config.lora
-        rank = lora.r if task.config.training.method == "lora" else None
-        names = target_names(lora, shape.model_type)
-        flops: float | None = t5_flops_per_token(shape, task.config.dataset, names, rank)
-    elif task.config.training.samples_answers or task.config.training.objective == "kto" or task.config.dataset.images:
-        # how long sequences become is not known, nor what it took to sample or compare them, or to read images
-        flops = None
-    else:
-        flops = _decoder_flops(task, model_config, total, trained, of_base, max_length, tied=tied)
-    rank_flops = task.config.instance.rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
         max_length=max_length,
         documents_per_row=task.documents_per_row,
-        flops_per_token=flops,
-        peak_flops=rank_flops * task.layout.degrees.world_size,
+        flops_per_token=_flops(task, known_shape(task.base_model), max_length, trainable_parameters),
+        peak_flops=task.config.instance.rank_tflops * 1e12 * task.layout.degrees.world_size,
     )
 
 
-def _trained_whole(directory: Path, modules: tuple[str, ...]) -> tuple[int, int]:
-    """Parameters of the base that are trained beside adapters: an embedding's, and those that tokens are multiplied by.
-
-    An embedding is looked up: counted as trained, it would take the place of frozen matrices.
-    """
-    if not modules:
-        return 0, 0
-    found = without_predictors(read_config(directory), {tensor.name: tensor for tensor in read_model(directory)})
-    whole = {name: tensor.elements for name, tensor in found.items() if name.rpartition(".")[0].endswith(modules)}
-    looked_up = whole.pop(embedding(found) or "", 0)
-    return looked_up, sum(whole.values())
-
-
-def _decoder_flops(
-    task: TrainingTask,
-    model_config: Mapping[str, Any],
-    total: int,
-    trained: int,
-    of_base: int,
-    max_length: int,
-    *,
-    tied: bool,
-) -> float | None:
-    """Of a mixture, a token passes through some experts and their adapters only. None for layers of other kinds.
-
-    `of_base`: how many of the trained parameters are the base's own.
-    """
-    shape = mixture_shape(model_config)
-    if shape is None:
-        # for other mixtures, nothing says which parameters are the experts
-        mixture = any(model_config.get(key) for key in EXPERT_COUNTS)
-        return None if mixture else flops_per_token(model_config, total, trained, max_length, tied=tied)
-    if not shape.complete:
-        return None
-    active, lora = shape.active_parameters, task.config.lora
-    if task.config.training.method == "full":
-        trained = total = active
-    else:
-        adapters = adapter_parameters(shape.adapted_experts(lora.target_parameters), lora.r)
-        trained -= round(adapters * (1 - shape.used_share))
-        total = active + trained - of_base
-    heads = {"head_dim": shape.head_dim}
-    return flops_per_token({**model_config, **heads}, total, trained, max_length, tied=shape.tied)
-
-
-def base_parameters(directory: Path) -> tuple[int, bool]:
-    """Parameters of the language model in a directory, from its file headers, and whether its output matrix is tied.
-
-    A tied output matrix counts once.
-    """
+def known_shape(directory: Path) -> ModelShape | None:
+    """The shape of the language model in a directory; None where not all that a token passes through is known."""
     config = read_config(directory)
-    found = {tensor.name: tensor.elements for tensor in read_model(directory)}
-    tensors = {name: found[name] for name in language_names(config, found)}
-    tied = is_tied(config, tensors)
-    aliases = [OUTPUT] if tied else []
-    if is_encoder_decoder(config):
-        aliases += SHARED_ALIASES
-    for name in aliases:
-        tensors.pop(name, None)
-    return sum(tensors.values()), tied
+    # that of a reward model has no output matrix, which config.json does not say
+    shape = (None if is_classifier(config) else shape_of(config)) or files_shape(directory, config)
+    if shape is None or not shape.heads:
+        return None
+    # of a mixture without a row, nothing says which parameters are the experts
+    unknown = isinstance(shape, UndividedShape) and shape.experts and not shape.complete
+    return None if unknown else shape
+
+
+def _flops(task: TrainingTask, shape: ModelShape | None, max_length: int, trainable_parameters: int) -> float | None:
+    config, lora = task.config, task.config.lora if task.config.training.method == "lora" else None
+    if isinstance(shape, T5Shape):
+        names = target_names(config.lora, shape.model_type)
+        return t5_flops_per_token(shape, config.dataset, names, lora.r if lora else None)
+    if config.training.samples_answers or config.training.objective == "kto" or config.dataset.images:
+        # how long sequences become is not known, nor what it took to sample or compare them, or to read images
+        return None
+    if shape is None:
+        return None
+    if lora is None:
+        return flops_per_token(shape, max_length)
+    whole = last_parts(lora.modules_to_save)
+    adapters = trainable_parameters - len(whole) * shape.vocabulary * shape.hidden
+    if isinstance(shape, UndividedShape):
+        of_experts = adapter_parameters(shape.adapted_experts(lora.target_parameters), lora.r)
+        adapters -= round(of_experts * (1 - shape.used_share))
+    return flops_per_token(shape, max_length, adapters, trains_output="lm_head" in whole)

@@ -57,10 +57,7 @@ class Plan:
     degrees: Degrees
 
     def __getitem__(self, name: str) -> StagePlan:
-        for stage in self.stages:
-            if stage.name == name:
-                return stage
-        raise KeyError(name)
+        return {str(stage.name): stage for stage in self.stages}[name]
 
     def __contains__(self, name: object) -> bool:
         return any(stage.name == name for stage in self.stages)

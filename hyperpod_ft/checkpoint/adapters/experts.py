@@ -19,10 +19,9 @@ Files of models have a tensor for each expert and projection, or one for all exp
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
-from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece
 
 # By a parameter's last name: those of one expert's matrices in files, joined along outputs in this order.
 OF_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -43,23 +42,15 @@ _NESTED = ".base_layer"
 
 @dataclass(frozen=True)
 class ExpertSlice:
-    """What a tensor of the files is of a parameter that holds all experts: [expert, first row: first row + its rows].
+    """What a tensor of the files is of a parameter that holds all `count` experts.
 
-    `expert` None: it is the whole parameter.
+    It is [expert, row: row + its rows]; `expert` None: the whole parameter.
     """
 
     name: str
+    count: int
     expert: int | None = None
     row: int = 0
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Which of an adapter's factors update a tensor: those of one of `count` experts, and the rows from `row` on."""
-
-    count: int
-    expert: int | None
-    row: int
 
 
 class ExpertFiles:
@@ -86,33 +77,18 @@ class ExpertFiles:
     def slices(self, parameter: str) -> tuple[tuple[ExpertSlice, ...], tuple[int, ...]]:
         """The tensors that make up a parameter, and its shape; none if that is not known."""
         if len(self._shapes.get(parameter, ())) == 3:
-            return (ExpertSlice(parameter),), self._shapes[parameter]
+            return (ExpertSlice(parameter, self._shapes[parameter][0]),), self._shapes[parameter]
         module, _, last = parameter.rpartition(".")
         block = module.removesuffix(".experts")
         whole = f"{block}.{_OF_ALL.get(last)}"
         if len(self._shapes.get(whole, ())) == 3:
-            return (ExpertSlice(whole),), self._shapes[whole]
+            return (ExpertSlice(whole, self._shapes[whole][0]),), self._shapes[whole]
         layer = block.rpartition(".")[0]
         for parts in OF_ONE.get(last, ()):
             of_experts = [self._of_one.get((layer, part), {}) for part in parts]
             if all(of_experts):
                 return self._joined(of_experts)
         return (), ()
-
-    def joined(self, parameter: str, stored: Mapping[str, LogicalTensor]) -> tuple[Piece, ...]:
-        """The pieces of a parameter in the files, whose tensors are `stored`; none if that is not known."""
-        return tuple(
-            piece
-            if one.expert is None
-            else replace(
-                piece,
-                start=(one.expert, one.row + piece.start[0], piece.start[1]),
-                shape=(1, *piece.shape),
-                strides=(piece.strides[0] * piece.shape[0], *piece.strides),
-            )
-            for one in self.slices(parameter)[0]
-            for piece in stored[one.name].pieces
-        )
 
     def _joined(self, parts: list[dict[int, str]]) -> tuple[tuple[ExpertSlice, ...], tuple[int, ...]]:
         count = len(parts[0])
@@ -123,7 +99,7 @@ class ExpertFiles:
             return (), ()
         rows = [sum(shape[0] for shape in matrices[:part]) for part in range(len(parts) + 1)]
         found = [
-            ExpertSlice(part[expert], expert, row)
+            ExpertSlice(part[expert], count, expert, row)
             for expert in range(count)
             for part, row in zip(parts, rows, strict=False)
         ]

@@ -45,33 +45,22 @@ def read_adapter(directory: Path) -> AdapterFiles:
             f"{directory / CONFIG}: merge does not handle: {', '.join(config.unsupported)}", "merge it with PEFT"
         )
     tensors = tuple(read_file(file))
-    digest, values = _scan(file, tensors)
+    kinds: dict[str, str] = {}  # `NaN` or `Inf`, by tensor
+    nonzero: set[str] = set()
+
+    def inspect(tensor: LogicalTensor, _: int, stored: Stored) -> None:  # called by several threads
+        if kind := nonfinite(stored, tensor.dtype):
+            kinds[tensor.name] = kind
+        if tensor.name not in nonzero and np.any(stored):
+            nonzero.add(tensor.name)
+
+    with ByteProgress("adapter", file.stat().st_size) as progress, Scanner(progress) as scanner:
+        digest = scanner.scan(file, tensors, inspect)
     if checksums.recorded(directory).get(WEIGHTS, digest) != digest:
         raise UserError(
             f"{file}: is damaged: its checksum differs from {CHECKSUMS}", "restore the file, or save the adapter again"
         )
-    for name, kind in sorted(values.nonfinite.items()):
+    for name, kind in sorted(kinds.items()):
         raise UserError(f"{file}: tensor {name} holds {kind}", "training diverged: use an earlier checkpoint")
-    zero = frozenset(tensor.name for tensor in tensors) - values.nonzero
+    zero = frozenset(tensor.name for tensor in tensors) - nonzero
     return AdapterFiles(directory, config, tensors, digest, zero)
-
-
-class _Values:
-    """Finds non-finite and nonzero tensors while several threads read them."""
-
-    def __init__(self) -> None:
-        self.nonfinite: dict[str, str] = {}
-        self.nonzero: set[str] = set()
-
-    def inspect(self, tensor: LogicalTensor, first: int, stored: Stored) -> None:
-        del first
-        if kind := nonfinite(stored, tensor.dtype):
-            self.nonfinite[tensor.name] = kind
-        if tensor.name not in self.nonzero and np.any(stored):
-            self.nonzero.add(tensor.name)
-
-
-def _scan(file: Path, tensors: tuple[LogicalTensor, ...]) -> tuple[str, _Values]:
-    values = _Values()
-    with ByteProgress("adapter", file.stat().st_size) as progress, Scanner(progress) as scanner:
-        return scanner.scan(file, tensors, values.inspect), values

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters import experts
-from hyperpod_ft.checkpoint.adapters.experts import ExpertFiles, Experts
+from hyperpod_ft.checkpoint.adapters.experts import ExpertFiles, ExpertSlice
 from hyperpod_ft.checkpoint.adapters.live_names import modules, with_live_names
 from hyperpod_ft.checkpoint.adapters.lora_config import (
     CONFIG,
@@ -51,7 +51,7 @@ class Update:
     transposed: bool = False  # the weight is stored as (in, out)
     magnitude: LogicalTensor | None = None  # (out,)
     embedding: bool = False
-    experts: Experts | None = None
+    experts: ExpertSlice | None = None
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _expert_updates(
         )
     scale = config.scale(parameter)
     for one in slices:
-        yield one.name, Update(where, a, b, scale, transposed, experts=Experts(shape[0], one.expert, one.row))
+        yield one.name, Update(where, a, b, scale, transposed, experts=one)
 
 
 def _refuse_missing_parameters(

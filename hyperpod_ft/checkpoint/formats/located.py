@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -25,6 +26,7 @@ from transformers.core_model_loading import (
 )
 
 from hyperpod_ft.checkpoint.formats import image_text
+from hyperpod_ft.checkpoint.formats.model_directory import is_tied, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
@@ -69,6 +71,17 @@ def _stored(model: PreTrainedModel, expected: dict[str, torch.Tensor], directory
     found = _converted(inner.whole, files, {whole: expected[name] for whole, name in names.items()}, directory)
     # what the files do not have like this is known by its name in the language model
     return {names[whole]: one if one.name in files else one.renamed(names[whole]) for whole, one in found.items()}
+
+
+def untie_head(model: PreTrainedModel, directory: Path) -> None:
+    """Give the output layer of an encoder-decoder its own weight, if the files have one as those of T5 v1.1 do.
+
+    transformers 5 ties it until it reads the files.
+    """
+    names = [tensor.name for tensor in read_model(directory)] if model.config.is_encoder_decoder else []
+    if names and not is_tied(read_config(directory), names):
+        head: Any = model.get_output_embeddings()
+        head.weight = nn.Parameter(torch.empty_like(head.weight))
 
 
 def names_in_checkpoints(

@@ -25,11 +25,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.adapters.experts import Experts
+from hyperpod_ft.checkpoint.adapters.experts import ExpertSlice
 from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, narrow, refuse_nonfinite, widen
@@ -63,19 +64,13 @@ class _Factors:
 class SharedFactors:
     """The last few factors of all experts that were read: each expert needs a part of every row of lora_B."""
 
-    _KEPT = 4  # gate_up_proj and down_proj of two layers
-
     def __init__(self) -> None:
-        self._read: dict[tuple[LogicalTensor, np.dtype[Any]], Floats] = {}
-        self._changing = threading.Lock()
+        self._read = lru_cache(maxsize=4)(_floats)  # gate_up_proj and down_proj of two layers
+        self._reading = threading.Lock()
 
     def read(self, tensor: LogicalTensor, number: np.dtype[Any]) -> Floats:
-        with self._changing:
-            found = self._read.pop((tensor, number), None)
-            self._read[tensor, number] = found = _floats(tensor, number) if found is None else found
-            if len(self._read) > self._KEPT:
-                del self._read[next(iter(self._read))]
-        return found
+        with self._reading:
+            return self._read(tensor, number)
 
 
 @dataclass(eq=False)
@@ -237,7 +232,7 @@ def _read_factors(update: Update, number: np.dtype[Any]) -> _Factors:
 
 
 def _read_expert_factors(
-    update: Update, experts: Experts, number: np.dtype[Any], rows: int, shared: SharedFactors
+    update: Update, experts: ExpertSlice, number: np.dtype[Any], rows: int, shared: SharedFactors
 ) -> _Factors:
     """Those of one expert's matrix, of this many rows."""
     assert update.a is not None and experts.expert is not None

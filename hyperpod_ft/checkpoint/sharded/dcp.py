@@ -17,28 +17,8 @@ from hyperpod_ft.errors import UserError
 INDEX = ".metadata"
 
 
-class _Metadata(Inert):
-    pass
-
-
 class _Tensor(Inert):
-    pass
-
-
-class _Chunk(Inert):
-    pass
-
-
-class _Place(Inert):
-    """Key of the storage table: name of the tensor and offset of the chunk."""
-
-
-class _Range(Inert):
-    pass
-
-
-class _Properties(Inert):
-    """TensorProperties, whose state is (dtype, layout, requires_grad, memory format, pinned)."""
+    """TensorStorageMetadata, unlike what describes other objects."""
 
 
 def _strided(layout: str) -> str:
@@ -49,15 +29,16 @@ def _strided(layout: str) -> str:
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _NAMES: safe_pickle.Names = {
-    (_METADATA, "Metadata"): _Metadata,
+    **{
+        (_METADATA, name): Inert
+        for name in (
+            *("Metadata", "ChunkStorageMetadata", "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+            "TensorProperties",  # its state is (dtype, layout, requires_grad, memory format, pinned)
+            "MetadataIndex",  # key of the storage table: name of the tensor and offset of the chunk
+        )
+    },
     (_METADATA, "TensorStorageMetadata"): _Tensor,
-    (_METADATA, "ChunkStorageMetadata"): _Chunk,
-    (_METADATA, "TensorProperties"): _Properties,
-    (_METADATA, "MetadataIndex"): _Place,
-    (_METADATA, "BytesStorageMetadata"): Inert,
-    (_METADATA, "StorageMeta"): Inert,
-    (_METADATA, "_MEM_FORMAT_ENCODING"): Inert,
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Range,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): Inert,
     ("torch.serialization", "_get_layout"): _strided,
     ("torch", "Size"): tuple,
     # Python 3.11 pickles members of an enumeration as getattr(class, name); the member is not needed.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
@@ -145,7 +146,7 @@ def check(tensors: Iterable[LogicalTensor], where: Path) -> None:
 
     Replicas must be within their files too; they may cover any part, any number of times.
     """
-    size_of = _file_sizes()
+    size_of = cache(_size)
     for tensor in tensors:
         for piece in (*tensor.pieces, *tensor.replicas):
             _check_piece(tensor, piece, size_of, where)
@@ -158,20 +159,13 @@ def check(tensors: Iterable[LogicalTensor], where: Path) -> None:
             )
 
 
-def _file_sizes() -> Callable[[Path], int]:
-    known: dict[Path, int] = {}
-
-    def size_of(file: Path) -> int:
-        if file not in known:
-            try:
-                known[file] = file.stat().st_size
-            except OSError as error:
-                raise UserError(
-                    f"{file}: is missing ({error.strerror})", "the checkpoint is incomplete: use an earlier one"
-                ) from error
-        return known[file]
-
-    return size_of
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise UserError(
+            f"{file}: is missing ({error.strerror})", "the checkpoint is incomplete: use an earlier one"
+        ) from error
 
 
 def _check_piece(tensor: LogicalTensor, piece: Piece, size_of: Callable[[Path], int], where: Path) -> None:

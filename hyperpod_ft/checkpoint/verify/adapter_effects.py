@@ -22,7 +22,7 @@ from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import Floats
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import forms
-from hyperpod_ft.checkpoint.verify.forms import ModelPart, some
+from hyperpod_ft.checkpoint.verify.forms import Line, ModelPart, some
 
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B|embedding_A|embedding_B|magnitude_vector)(\.weight)?")
 # Of the parameters of all experts, the first in this order has the innermost factors.
@@ -69,7 +69,7 @@ class Effect:
 
 @dataclass
 class AdapterEffects:
-    """`of(key, part)` is what the adapter does to a part. `faults`, `notes`: lines about the adapter itself."""
+    """`of(key, part)` is what the adapter does to a part. `lines`: about the adapter itself."""
 
     unsloth: bool  # whether it says that Unsloth trained it
     model_type: str
@@ -78,8 +78,7 @@ class AdapterEffects:
     modules: dict[str, dict[str, LogicalTensor]] = field(default_factory=dict)
     joined: dict[tuple[str, str], dict[str, LogicalTensor]] = field(default_factory=dict)
     whole: dict[str, LogicalTensor] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
 
     def of(self, name: str, part: ModelPart) -> Effect | None:
         """None if the adapter does not change the part of the base, whose key in its files is `name`."""
@@ -176,15 +175,16 @@ def read_effects(
             unknown.add(module)
         elif not placed:
             misfits.add(module)
-    effects.faults += _unapplied(where, unprefixed, unknown, len(factors) + len(effects.whole), known)
+    faults = [*_unapplied(where, unprefixed, unknown, len(factors) + len(effects.whole), known)]
     if misfits:
-        effects.faults.append(
+        faults.append(
             f"{where / WEIGHTS}: the factors of {len(misfits)} of {len(factors)} modules do not fit the base:"
             f" {some(misfits)}"
         )
-    effects.faults += _untargeted(where, parsed, factors.keys() & {*known.modules}, len(factors))
-    effects.faults += _without_factors(where, parsed, effects.modules, known)
-    effects.notes += _unmatched_targets(where, parsed, known)
+    faults += _untargeted(where, parsed, factors.keys() & {*known.modules}, len(factors))
+    faults += _without_factors(where, parsed, effects.modules, known)
+    effects.lines += [(True, line) for line in faults]
+    effects.lines += [(False, line) for line in _unmatched_targets(where, parsed, known)]
     return effects
 
 
@@ -205,18 +205,17 @@ def _place(effects: AdapterEffects, module: str, found: dict[str, LogicalTensor]
     return True
 
 
-def zero_updates(where: Path, tensors: Mapping[str, LogicalTensor]) -> tuple[list[str], list[str]]:
-    """Faults and notes: modules whose update is zero, since one of their factors is."""
+def zero_updates(where: Path, tensors: Mapping[str, LogicalTensor]) -> Iterator[Line]:
+    """A line for modules whose update is zero, since one of their factors is; a fault if nothing was learned."""
     pairs: dict[str, dict[str, LogicalTensor]] = {}
     for name, tensor in tensors.items():
         if (found := _FACTOR.fullmatch(name)) and found["part"] != "magnitude_vector":
             pairs.setdefault(found["module"], {})[found["part"]] = tensor
     zero = {module.removeprefix(PREFIX) for module, found in pairs.items() if any(map(_is_zero, found.values()))}
-    if not zero:
-        return [], []
-    line = f"{where / WEIGHTS}: the update of {len(zero)} of {len(pairs)} modules is zero (lora_B): {some(zero)}"
     others = any(_FACTOR.fullmatch(name) is None or "magnitude" in name for name in tensors)
-    return ([line], []) if len(zero) == len(pairs) and not others else ([], [line])
+    if zero:
+        line = f"{where / WEIGHTS}: the update of {len(zero)} of {len(pairs)} modules is zero (lora_B): {some(zero)}"
+        yield len(zero) == len(pairs) and not others, line
 
 
 @dataclass(frozen=True)

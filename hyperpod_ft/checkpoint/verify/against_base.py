@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import forms, structure, turn_ends
 from hyperpod_ft.checkpoint.verify.adapter_effects import AdapterEffects, Effect, read_effects, zero_updates
 from hyperpod_ft.checkpoint.verify.base_values import BaseValues, Pair
-from hyperpod_ft.checkpoint.verify.file_checks import collect_error, read_tensors
-from hyperpod_ft.checkpoint.verify.forms import some
+from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
+from hyperpod_ft.checkpoint.verify.forms import Line, some
 from hyperpod_ft.errors import UserError
 
 Tensors = Mapping[str, LogicalTensor]
@@ -31,7 +30,7 @@ class BaseComparison:
 
 
 class AgainstBase:
-    """A comparison: `values` sees all values of the tuned model; `faults` and `notes` are complete after `finish`."""
+    """A comparison: `values` sees all values of the tuned model; `lines` are complete after `finish`."""
 
     def __init__(self, directory: Path, tensors: Tensors, base: Path, adapter: Path | None) -> None:
         """Reads headers, configurations and the adapter's names.
@@ -41,43 +40,31 @@ class AgainstBase:
         configs = [model_directory.read_config(one) for one in (directory, base)]
         _refuse_quantized(directory, base, *configs)
         self._directory, self._base = directory, base
-        self._stored = read_tensors(base)
-        found = structure.compare(tensors, configs[0], self._stored, configs[1])
-        self.faults: list[str] = [f"{directory}: {line}" for line in found.faults]
-        self.notes: list[str] = [f"{directory}: {line}" for line in found.notes]
-        collect_error(self.faults, partial(self._add_turn_ends, adapter))
+        self._stored = read_tensors(base, is_adapter=False)
+        self._pairs, lines = structure.compare(tensors, configs[0], self._stored, configs[1])
+        self.lines: list[Line] = [(wrong, f"{directory}: {line}") for wrong, line in lines]
+        try:
+            self.lines.extend(turn_ends.compare(directory, base, adapter))
+        except UserError as error:
+            self.lines.append((True, str(error)))
         self._effects = None
         if adapter:
-            tensors_of_adapter = read_tensors(adapter)
+            tensors_of_adapter = read_tensors(adapter, is_adapter=True)
             self._effects = effects_on(adapter, tensors_of_adapter, base, self._stored)
-            self.faults += self._effects.faults
-            self.notes += self._effects.notes
-            for pair in found.pairs:
+            self.lines += [*self._effects.lines, *zero_updates(adapter, tensors_of_adapter)]
+            for pair in self._pairs:
                 pair.effect = _known(self._effects.of(pair.name, pair.base), pair)
-            alone = zero_updates(adapter, tensors_of_adapter)
-            self.faults += alone[0]
-            self.notes += alone[1]
-        self._pairs = found.pairs
         self.values = BaseValues(self._pairs, unsloth=bool(self._effects and self._effects.unsloth))
-
-    def _add_turn_ends(self, adapter: Path | None) -> None:
-        for wrong, line in turn_ends.compare(self._directory, self._base, adapter):
-            (self.faults if wrong else self.notes).append(line)
 
     def finish(self) -> BaseComparison:
         """Adds what the values showed."""
         compared = [pair for pair in self._pairs if pair.is_comparable]
         if len(compared) < len(self._pairs):
             left = [pair.name for pair in self._pairs if not pair.is_comparable]
-            self.notes.append(
-                f"{self._directory}: {len(left):,} tensors have dtypes that cannot be compared: {some(left)}"
-            )
-        if self._effects:
-            lines = _of_merge(compared, self._effects)
-        else:
-            lines = _of_training(compared)
-        for wrong, line in lines:
-            (self.faults if wrong else self.notes).append(f"{self._directory}: {line}")
+            line = f"{self._directory}: {len(left):,} tensors have dtypes that cannot be compared: {some(left)}"
+            self.lines.append((False, line))
+        lines = _of_merge(compared, self._effects) if self._effects else _of_training(compared)
+        self.lines += [(wrong, f"{self._directory}: {line}") for wrong, line in lines]
         changed = sum(pair.tally.differs for pair in compared)
         merged = sum(pair.is_expected and pair.tally.is_merged for pair in compared) if self._effects else None
         return BaseComparison(str(self._base), len(compared), changed, merged)
@@ -94,16 +81,13 @@ def effects_on(adapter: Path, tensors: Tensors, base: Path, stored: Tensors) -> 
     return read_effects(adapter, tensors, named, config, prefix)
 
 
-def adapter_faults(adapter: Path, tensors: Tensors, base: Path | None) -> tuple[list[str], list[str]]:
-    """Faults and notes of an adapter by itself, and with `base` whether any program would apply it.
+def adapter_lines(adapter: Path, tensors: Tensors, base: Path | None) -> list[Line]:
+    """Lines about an adapter by itself, and with `base` whether any program would apply it.
 
     Raises UserError when the base, or a configuration, cannot be read.
     """
-    faults, notes = zero_updates(adapter, tensors)
-    if base:
-        effects = effects_on(adapter, tensors, base, read_tensors(base))
-        faults, notes = faults + effects.faults, notes + effects.notes
-    return faults, notes
+    of_base = effects_on(adapter, tensors, base, read_tensors(base, is_adapter=False)).lines if base else []
+    return [*zero_updates(adapter, tensors), *of_base]
 
 
 def _known(effect: Effect | None, pair: Pair) -> Effect | None:
@@ -113,8 +97,8 @@ def _known(effect: Effect | None, pair: Pair) -> Effect | None:
     return effect
 
 
-def _of_merge(pairs: Iterable[Pair], effects: AdapterEffects) -> Iterator[tuple[bool, str]]:
-    """Lines, each after whether it is a fault, about a model that should be its base with an adapter."""
+def _of_merge(pairs: Iterable[Pair], effects: AdapterEffects) -> Iterator[Line]:
+    """Lines about a model that should be its base with an adapter."""
     groups: dict[str, list[str]] = defaultdict(list)
     totals: Counter[bool] = Counter()
     times: Counter[str] = Counter()
@@ -165,7 +149,7 @@ def _outcome(pair: Pair) -> str:
     return "order" if tally.is_merged_in_other_order else "other"
 
 
-def _of_training(pairs: Iterable[Pair]) -> Iterator[tuple[bool, str]]:
+def _of_training(pairs: Iterable[Pair]) -> Iterator[Line]:
     """Lines about a model of which nobody says what was trained."""
     equal, total = Counter[str](), Counter[str]()
     experts = [pair for pair in pairs if forms.is_expert(pair.name)]

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, WEIGHTS
+from hyperpod_ft.checkpoint.adapters.lora_config import WEIGHTS
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index, read_file, read_index, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import config_checks
@@ -20,7 +20,6 @@ _Result = TypeVar("_Result")
 class Contents:
     """The contents of a Hugging Face model or a PEFT adapter. `findings`: one line per fault."""
 
-    is_adapter: bool
     files: Mapping[str, Sequence[LogicalTensor]]  # the weight files with a valid header
     is_whole: bool  # whether all files are valid and present
     findings: tuple[str, ...]
@@ -30,15 +29,14 @@ class Contents:
         return {tensor.name: tensor for tensors in self.files.values() for tensor in tensors}
 
 
-def read_tensors(directory: Path) -> dict[str, LogicalTensor]:
-    """The tensors of a directory. Raises UserError when a file is missing or damaged."""
-    tensors = read_file(directory / WEIGHTS) if _is_adapter(directory) else read_model(directory)
+def read_tensors(directory: Path, *, is_adapter: bool) -> dict[str, LogicalTensor]:
+    """The tensors of an adapter, or of a model. Raises UserError when a file is missing or damaged."""
+    tensors = read_file(directory / WEIGHTS) if is_adapter else read_model(directory)
     return {tensor.name: tensor for tensor in tensors}
 
 
-def read_contents(directory: Path) -> Contents:
-    """Raises UserError when `directory` has neither a model nor an adapter."""
-    is_adapter = _is_adapter(directory)
+def read_contents(directory: Path, *, is_adapter: bool) -> Contents:
+    """What is in the directory of an adapter, or of a model."""
     findings: list[str] = []
     shards = [] if is_adapter else _shards(directory)
     if shards and not any((directory / name).is_file() for name in (SINGLE, INDEX)):
@@ -51,7 +49,7 @@ def read_contents(directory: Path) -> Contents:
     read = ((name, collect_error(findings, partial(read_file, directory / name))) for name in names)
     files = {name: tensors for name, tensors in read if tensors is not None}
     is_whole = not findings
-    contents = Contents(is_adapter, files, is_whole, ())
+    contents = Contents(files, is_whole, ())
     if index is not None:
         findings += (f"{directory / INDEX}: {line}" for line in _index_faults(directory, index, contents))
     if is_whole and not contents.tensors:
@@ -59,7 +57,7 @@ def read_contents(directory: Path) -> Contents:
     elif is_whole:
         faults = config_checks.adapter_faults if is_adapter else config_checks.model_faults
         findings += collect_error(findings, lambda: list(faults(directory, contents.tensors))) or ()
-    return Contents(is_adapter, files, is_whole, tuple(findings))
+    return Contents(files, is_whole, tuple(findings))
 
 
 def collect_error(findings: list[str], work: Callable[[], _Result]) -> _Result | None:
@@ -69,19 +67,6 @@ def collect_error(findings: list[str], work: Callable[[], _Result]) -> _Result |
     except UserError as error:
         findings.append(str(error))
         return None
-
-
-def _is_adapter(directory: Path) -> bool:
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory", "give the directory of a model or of an adapter")
-    if any((directory / name).is_file() for name in (SINGLE, INDEX)) or _shards(directory):
-        return False
-    if any((directory / name).is_file() for name in (CONFIG, WEIGHTS)):
-        return True
-    raise UserError(
-        f"{directory}: has neither a model ({SINGLE} or {INDEX}) nor an adapter ({WEIGHTS})",
-        "give another directory; convert weights in other formats with save_pretrained",
-    )
 
 
 def _shards(directory: Path) -> list[Path]:

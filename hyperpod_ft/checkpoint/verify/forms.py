@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 
 Tensors = Mapping[str, LogicalTensor]
+Line = tuple[bool, str]
+"""Whether it is a fault, or only worth a note; and what is so, in one line."""
 
 ONE = re.compile(r"(?P<at>.+\.experts)\.(?P<expert>\d+)\.(?P<projection>\w+)\.weight")
 JOINED = re.compile(r"(?P<at>.+\.experts)\.(?P<projection>gate_up_proj|gate_proj|up_proj|down_proj)(\.weight)?")

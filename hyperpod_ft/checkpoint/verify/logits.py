@@ -23,9 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.adapters.lora_config import saved_name
-from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.checkpoint.formats.located import locate
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.located import locate, untie_head
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
 from hyperpod_ft.checkpoint.verify.streaming import Change, Find, Weights, skeleton, stream
@@ -91,19 +89,18 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     """
     clock = time.monotonic()
     bare, live = skeleton(merged), skeleton(base)
-    merged_tensors, base_tensors = _with_live_names(bare, merged), _with_live_names(live, base)
-    factors = read_tensors(adapter)
+    merged_tensors, base_tensors = _located(merged), _located(base)
+    factors = read_tensors(adapter, is_adapter=True)
     configs = [model.config.get_text_config() for model in (bare, live)]
     vocabulary = min(config.vocab_size for config in configs)
     # an embedding of positions has no row for further ones
     length = min(_TOKENS, *(getattr(config, "max_position_embeddings", None) or _TOKENS for config in configs))
     tokens = torch.arange(length).mul(7919).add(1).remainder(vocabulary).unsqueeze(0)
 
-    find_merged = _find_in(merged, merged_tensors, _tied(bare, merged, merged_tensors))
-    find_base = _find_in(base, base_tensors, _tied(live, base, base_tensors))
+    find_merged, find_base = _find_in(merged, merged_tensors), _find_in(base, base_tensors)
     wrapped, touched = _with_adapter(live, adapter, factors)
     rounded = {
-        name
+        tensor.name
         for name, tensor in merged_tensors.items()
         if tensor.dtype in _EPSILON
         and (name in touched or name not in base_tensors or base_tensors[name].dtype != tensor.dtype)
@@ -137,58 +134,30 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
 
 def of_model(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
     """A model's logits for `tokens`, (1, length): (length, vocabulary), fp32. Raises UserError as `compare` does."""
-    model = skeleton(directory)
-    tensors = _with_live_names(model, directory)
-    return _run(
-        model, _find_in(directory, tensors, _tied(model, directory, tensors)), tokens, directory, str(directory)
-    )
+    return _run(skeleton(directory), _find_in(directory, _located(directory)), tokens, directory, str(directory))
 
 
 def of_adapter(adapter: Path, base: Path, tokens: torch.Tensor) -> torch.Tensor:
     """The same of an adapter that PEFT applies to its base."""
-    model, factors = skeleton(base), read_tensors(adapter)
-    tensors = _with_live_names(model, base)
-    find_base = _find_in(base, tensors, _tied(model, base, tensors))
-    wrapped, _ = _with_adapter(model, adapter, factors)
-    return _run(wrapped, _find_live(factors, find_base), tokens, adapter, str(adapter))
+    factors = read_tensors(adapter, is_adapter=True)
+    wrapped, _ = _with_adapter(skeleton(base), adapter, factors)
+    find = _find_live(factors, _find_in(base, _located(base)))
+    return _run(wrapped, find, tokens, adapter, str(adapter))
 
 
-def _with_live_names(model: PreTrainedModel, directory: Path) -> Tensors:
-    """The tensors of a directory, and those that transformers makes of them, such as all experts of a layer in one."""
-    tensors = read_tensors(directory)
-    known = tensors.keys() | _tied(model, directory, tensors).keys()
-    names = [name for name, _ in model.named_parameters()]
-    if all(name in known or name.partition(".")[2] in known for name in names):
-        return tensors
+def _located(directory: Path) -> Tensors:
+    """The stored tensors of the model in a directory, by their names in the model."""
+    model = skeleton(directory)
     model.tie_weights()  # moving parameters to the meta device has separated them
-    found = {name: tensor for name, tensor in locate(model, directory).items() if name not in tensors}
-    return tensors | {name: tensor.renamed(name) for name, tensor in found.items()}
+    untie_head(model, directory)
+    return locate(model, directory)
 
 
-def _tied(model: PreTrainedModel, directory: Path, tensors: Tensors) -> dict[str, str]:
-    """Maps the output layer's weight to the embedding's, by name, if they are tied; and those of T5's stacks."""
-    names = {id(module): name for name, module in model.named_modules()}
-    output = model.get_output_embeddings()
-    embedding = model.get_input_embeddings()
-    if model.config.is_encoder_decoder:
-        copies = [
-            *model_directory.SHARED_ALIASES,
-            *([model_directory.OUTPUT] if model_directory.is_tied(read_config(directory), tensors) else []),
-        ]
-        return dict.fromkeys(copies, model_directory.SHARED)
-    if output is None or not model.config.get_text_config().tie_word_embeddings:
-        return {}
-    return {f"{names[id(output)]}.weight": f"{names[id(embedding)]}.weight"}
-
-
-def _find_in(directory: Path, tensors: Tensors, shared: Mapping[str, str]) -> Find:
+def _find_in(directory: Path, tensors: Tensors) -> Find:
     def find(name: str) -> LogicalTensor:
-        name = shared.get(name, name)
-        # a model saved without its head lacks the first part of these names
-        for known in (name, name.partition(".")[2]):
-            if known in tensors:
-                return tensors[known]
-        raise UserError(f"{directory}: tensor {name} is missing", "merge or download the model again")
+        if name not in tensors:
+            raise UserError(f"{directory}: tensor {name} is missing", "merge or download the model again")
+        return tensors[name]
 
     return find
 

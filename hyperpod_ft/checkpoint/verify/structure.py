@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.checkpoint.formats import model_directory
@@ -12,7 +11,7 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import FLOATING, LogicalTenso
 from hyperpod_ft.checkpoint.tensors.reading import same_values
 from hyperpod_ft.checkpoint.verify import forms
 from hyperpod_ft.checkpoint.verify.base_values import Pair
-from hyperpod_ft.checkpoint.verify.forms import ModelPart, some
+from hyperpod_ft.checkpoint.verify.forms import Line, ModelPart, some
 
 Tensors = Mapping[str, LogicalTensor]
 Config = Mapping[str, Any]
@@ -25,19 +24,9 @@ _OWN_PREFIXES = frozenset({"model", "transformer", "gpt_neox"})
 _OUTPUTS = (".lm_head.weight", "lm_head.bias", "embed_out.weight", "shared_head.head.weight")
 
 
-@dataclass(frozen=True)
-class Structure:
-    """`pairs`: parts that both models have. `faults`, `notes`: a line for each kind of difference."""
-
-    pairs: tuple[Pair, ...]
-    faults: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def compare(tuned: Tensors, tuned_config: Config, base: Tensors, base_config: Config) -> Structure:
-    """`*_config`: config.json."""
-    faults: list[str] = []
-    notes: list[str] = []
+def compare(tuned: Tensors, tuned_config: Config, base: Tensors, base_config: Config) -> tuple[list[Pair], list[Line]]:
+    """The parts that both models have, and a line for each kind of difference. `*_config`: config.json."""
+    lines: list[Line] = []
     tied = model_directory.is_tied(base_config, base)
     if tied and OUTPUT in tuned and OUTPUT not in base:
         base = model_directory.with_tied_output(base)
@@ -46,32 +35,29 @@ def compare(tuned: Tensors, tuned_config: Config, base: Tensors, base_config: Co
             stated = tuned_config.get("tie_word_embeddings")  # if true, `config_checks` says so
             line = f"{OUTPUT} has values of its own; in the base it is {embedding}"
             if stated is None:
-                faults.append(f"{line}, and config.json does not say that tie_word_embeddings is false")
+                lines.append((True, f"{line}, and config.json does not say that tie_word_embeddings is false"))
             elif not stated:
-                notes.append(line)
+                lines.append((False, line))
     mine, theirs = forms.parts(tuned, base), forms.parts(base, tuned)
     if forms.JOINED.fullmatch(_first_expert(tuned)) and forms.ONE.fullmatch(forms.key(_first_expert(base))):
-        notes.append("experts are stored in another form: joined, one by one in the base")
+        lines.append((False, "experts are stored in another form: joined, one by one in the base"))
     if forms.ONE.fullmatch(forms.key(_first_expert(tuned))) and forms.JOINED.fullmatch(_first_expert(base)):
-        notes.append("experts are stored in another form: one by one, joined in the base")
+        lines.append((False, "experts are stored in another form: one by one, joined in the base"))
     lost = {name: part for name, part in theirs.items() if name not in mine}
     added = {name: part for name, part in mine.items() if name not in theirs}
     moved = forms.renamed(lost, added)
     same_class = tuned_config.get("architectures") == base_config.get("architectures")
     if moved:
-        harmless = not same_class or _is_own_prefix(moved)
-        (notes if harmless else faults).append(_renamed(moved, lost))
+        lines.append((same_class and not _is_own_prefix(moved), _renamed(moved, lost)))
     lost = {name: part for name, part in lost.items() if name not in moved}
     added = {name: part for name, part in added.items() if name not in moved.values()}
-    for lines, what in _missing(lost, base, tuned, tuned_config, base_config):
-        (faults if lines == "fault" else notes).append(what)
-    faults += _added(added, mine, same_class)
+    lines += _missing(lost, base, tuned, tuned_config, base_config)
+    lines += _added(added, mine, same_class)
     pairs = [
         Pair(name, mine[moved.get(name, name)], part) for name, part in theirs.items() if moved.get(name, name) in mine
     ]
-    for wrong, line in (*_shapes(pairs, base, tuned), *_dtypes(pairs, tuned_config)):
-        (faults if wrong else notes).append(line)
-    return Structure(tuple(pair for pair in pairs if _is_alike(pair)), tuple(faults), tuple(notes))
+    lines += [*_shapes(pairs), *_dtypes(pairs, tuned_config)]
+    return [pair for pair in pairs if _is_alike(pair)], lines
 
 
 def _first_expert(tensors: Tensors) -> str:
@@ -96,8 +82,8 @@ def _renamed(moved: Mapping[str, str], lost: Mapping[str, ModelPart]) -> str:
 
 def _missing(
     lost: Mapping[str, ModelPart], base: Tensors, tuned: Tensors, tuned_config: Config, base_config: Config
-) -> Iterator[tuple[str, str]]:
-    """Lines, each after `fault` or `note`, about parts of the base that the tuned model lacks."""
+) -> Iterator[Line]:
+    """Lines about parts of the base that the tuned model lacks."""
     kept = model_directory.without_predictors(base_config, base)
     constants = {name for name in lost if _CONSTANT.fullmatch(name)}
     predictors = {name for name in lost if lost[name].tensor.name not in kept} - constants
@@ -105,29 +91,26 @@ def _missing(
     gone = lost.keys() - constants - predictors - aliases
     if OUTPUT in gone and model_directory.is_classifier(tuned_config):
         gone -= {OUTPUT}
-        yield "note", f"{OUTPUT} is replaced by a score"
+        yield False, f"{OUTPUT} is replaced by a score"
     if OUTPUT in gone and (embedding := model_directory.embedding(base)) and embedding in base:
         gone -= {OUTPUT}
         if not same_values(base[OUTPUT], base[embedding]):
-            yield (
-                "fault",
-                f"{OUTPUT} is lost: the base has one, unlike its embedding, and here the embedding replaces it",
-            )
+            yield True, f"{OUTPUT} is lost: the base has one, unlike its embedding, and here the embedding replaces it"
     if predictors:
         yield (
-            "note",
-            (f"without {_tensors(predictors)} for layers that predict several tokens, which transformers' class lacks"),
+            False,
+            f"without {_tensors(predictors)} for layers that predict several tokens, which transformers' class lacks",
         )
     if gone:
-        yield "fault", f"{_tensors(gone, len(base))} of the base are lost: {some(gone)}"
+        yield True, f"{_tensors(gone, len(base))} of the base are lost: {some(gone)}"
 
 
-def _added(added: Mapping[str, ModelPart], mine: Mapping[str, ModelPart], same_class: bool) -> Iterator[str]:
+def _added(added: Mapping[str, ModelPart], mine: Mapping[str, ModelPart], same_class: bool) -> Iterator[Line]:
     left = {name for name in added if not _CONSTANT.fullmatch(name) and name not in SHARED_ALIASES}
     heads = {name for name in left if name.endswith(("score.weight", "v_head.summary.weight", "v_head.summary.bias"))}
     left -= heads if not same_class else set()
     if left:
-        yield f"{_tensors(left, len(mine))} are not in the base: {some(left)}"
+        yield True, f"{_tensors(left, len(mine))} are not in the base: {some(left)}"
 
 
 def _tensors(names: Collection[str], total: int | None = None) -> str:
@@ -149,7 +132,7 @@ def _is_resized(pair: Pair) -> bool:
     return outer and one[1:] == other[1:] and len(one) > 0
 
 
-def _shapes(pairs: Collection[Pair], base: Tensors, tuned: Tensors) -> Iterator[tuple[bool, str]]:
+def _shapes(pairs: Collection[Pair]) -> Iterator[Line]:
     resized = {pair.name: pair for pair in pairs if pair.tuned.shape != pair.base.shape and _is_resized(pair)}
     for name, pair in resized.items():
         rows, before = pair.tuned.shape[0], pair.base.shape[0]
@@ -166,7 +149,7 @@ def _shapes(pairs: Collection[Pair], base: Tensors, tuned: Tensors) -> Iterator[
         )
 
 
-def _dtypes(pairs: Collection[Pair], config: Config) -> Iterator[tuple[bool, str]]:
+def _dtypes(pairs: Collection[Pair], config: Config) -> Iterator[Line]:
     changes = Counter(
         (pair.tuned.tensor.dtype, pair.base.tensor.dtype)
         for pair in pairs

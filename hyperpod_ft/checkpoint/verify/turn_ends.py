@@ -8,15 +8,15 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER_CONFIG
-from hyperpod_ft.checkpoint.verify.forms import some
+from hyperpod_ft.checkpoint.verify.forms import Line, some
 
 _TOKENIZER = "tokenizer.json"
 _REMEDY = "download the model again"
 _ADDED = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
-def compare(tuned: Path, base: Path, adapter: Path | None) -> Iterator[tuple[bool, str]]:
-    """Lines, each after whether it is a fault. `adapter` was merged: its chat template is that of training.
+def compare(tuned: Path, base: Path, adapter: Path | None) -> Iterator[Line]:
+    """What differs, in lines. `adapter` was merged: its chat template is that of training.
 
     Raises UserError when a file cannot be read.
     """
@@ -27,7 +27,7 @@ def compare(tuned: Path, base: Path, adapter: Path | None) -> Iterator[tuple[boo
         yield True, f"{tuned / _TOKENIZER}: has tokens beyond the {rows:,} rows of config.json: {some(beyond)}"
 
 
-def _templates(tuned: Path, base: Path, adapter: Path | None) -> Iterator[tuple[bool, str]]:
+def _templates(tuned: Path, base: Path, adapter: Path | None) -> Iterator[Line]:
     mine, theirs = _first_template(tuned), _first_template(base)
     trained = _first_template(adapter) if adapter else None
     if mine is None and not _has_tokenizer(tuned):
@@ -42,7 +42,7 @@ def _templates(tuned: Path, base: Path, adapter: Path | None) -> Iterator[tuple[
         yield False, f"{tuned}: its chat template differs from the base's"
 
 
-def _stops(tuned: Path, base: Path) -> Iterator[tuple[bool, str]]:
+def _stops(tuned: Path, base: Path) -> Iterator[Line]:
     mine, theirs = model_directory.stop_ids(tuned), model_directory.stop_ids(base)
     texts = _tokens(base) | _tokens(tuned)
     template = _first_template(tuned) or _first_template(base) or ""

@@ -24,7 +24,7 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import against_base
 from hyperpod_ft.checkpoint.verify.against_base import AgainstBase, BaseComparison
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, collect_error, read_contents, read_tensors
-from hyperpod_ft.checkpoint.verify.forms import some
+from hyperpod_ft.checkpoint.verify.forms import Line, some
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress, activity
@@ -116,29 +116,28 @@ def verify(
         raise UserError("--served and --model: ask a server for the tuned model or its base", "add --served and --base")
     compare, ask = _with_torch() if logits or served else (None, None)
     clock = time.monotonic()
-    contents = read_contents(directory)
-    expected = read_tensors(against) if against else {}
+    is_adapter = kind == "adapter"
+    contents = read_contents(directory, is_adapter=is_adapter)
+    expected = read_tensors(against, is_adapter=is_adapter) if against else {}
 
     findings = list(contents.findings)
     digests = collect_error(findings, partial(recorded, directory)) or {}
     values = ValueChecks(_of_same_shape(contents.tensors, expected), tolerance)
     is_described = collect_error([], partial(read_config, directory)) is not None  # else a finding says so
-    comparable = base and kind == "model" and contents.is_whole and is_described
+    comparable = base and not is_adapter and contents.is_whole and is_described
     changes = AgainstBase(directory, contents.tensors, base, adapter) if base and comparable else None
     unequal = list(
         _scan(directory, contents, digests, [values.inspect, *([changes.values.inspect] if changes else [])])
     )
     findings += unequal
     findings += _nonfinite(directory, values.nonfinite)
-    notes: list[str] = []
+    lines: list[Line] = []
     compared = changes.finish() if changes else None
     if changes:
-        findings += changes.faults
-        notes += changes.notes
-    elif kind == "adapter" and contents.is_whole:
-        found = collect_error(findings, partial(against_base.adapter_faults, directory, contents.tensors, base))
-        findings += found[0] if found else ()
-        notes += found[1] if found else ()
+        lines = changes.lines
+    elif is_adapter and contents.is_whole:
+        lines = collect_error(findings, partial(against_base.adapter_lines, directory, contents.tensors, base)) or []
+    findings += [line for wrong, line in lines if wrong]
     comparison = measured = None
     if against:
         differences = list(_differences(contents.tensors, expected, values.differences))
@@ -151,11 +150,11 @@ def verify(
         findings += measured.findings(directory) if measured else ()
     asked = None
     if ask and served and base and contents.is_whole:
-        asked = ask(directory, base, served, model, is_adapter=contents.is_adapter)
+        asked = ask(directory, base, served, model, is_adapter=is_adapter)
         findings += asked.findings
     return Verification(
         directory=str(directory),
-        kind="adapter" if contents.is_adapter else "model",
+        kind=kind,
         files=len(contents.files),
         tensors=len(contents.tensors),
         nbytes=sum(tensor.nbytes for tensor in contents.tensors.values()),
@@ -165,7 +164,7 @@ def verify(
         logits=measured,
         served=asked,
         findings=tuple(findings),
-        notes=tuple(notes),
+        notes=tuple(line for wrong, line in lines if not wrong),
         seconds=round(seconds, 3),
     )
 

@@ -10,10 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.checkpoint.formats.located import locate, names_in_checkpoints
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.located import locate, names_in_checkpoints, untie_head
 from hyperpod_ft.checkpoint.sharded.description import LoraDescription
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora, Training
@@ -135,8 +132,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
 
 def adapted(model: PreTrainedModel, lora: Lora, seed: int, directory: Path) -> LoraDescription:
     """Give the model in `directory` its adapters, in place. Raises UserError as `adapters.adapt` does."""
-    found = adapters.adapt(model, lora, seed)
-    return checkpoint_directory.describe_lora(lora, directory, found.modules, found.parameters)
+    return checkpoint_directory.describe_lora(lora, directory, *adapters.adapt(model, lora, seed))
 
 
 def trained_shapes(model: PreTrainedModel, stored_names: Mapping[str, str]) -> dict[str, torch.Size]:
@@ -287,8 +283,5 @@ def whole_model(directory: Path, dtype: torch.dtype, *, own_attention: bool = Fa
     `own_attention`: with the engine's attention, which separates the documents of a row, instead of transformers' own.
     """
     model = skeleton.build(directory, dtype, attention.NAME if own_attention else None)
-    if model.config.is_encoder_decoder:
-        names = [tensor.name for tensor in read_model(directory)]
-        if not model_directory.is_tied(read_config(directory), names):
-            t5.untie_head(model)
+    untie_head(model, directory)
     return model

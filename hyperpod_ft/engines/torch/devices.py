@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hyperpod_ft.config.sections.training import Training
+from hyperpod_ft.processes import usable_cpus
 
 # by their names in a run file
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,8 +34,7 @@ def fixed_shapes(device: torch.device) -> bool:
 
 def host_threads(ranks: int) -> int:
     """The share of this process's cores that each of so many ranks on the node has."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // ranks)
+    return max(1, usable_cpus() // ranks)
 
 
 class HostCopy:

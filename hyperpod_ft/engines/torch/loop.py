@@ -34,7 +34,7 @@ from hyperpod_ft.engines.torch.objectives.objective import objective_of
 from hyperpod_ft.engines.torch.objectives.validation import Means, validation_of
 from hyperpod_ft.engines.torch.objectives.validation_rouge import ValidationRouge
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.pipeline import pipeline_of
+from hyperpod_ft.engines.torch.pipeline import Pipeline
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
@@ -94,7 +94,9 @@ class TrainingLoop:
         self.trained_weights = self.model.trained_weights
         # of each step, by the names in metrics.jsonl
         self.metrics = self.objective.metrics + ((router_loss.NAME,) if self.model.router_loss else ())
-        self.pipeline = pipeline_of(task, meshes, device, self.model, self.rows.max_length // self.chunk.count)
+        self.pipeline = None
+        if meshes.weights["pp"].size() > 1:
+            self.pipeline = Pipeline(task, meshes, device, self.model, self.rows.max_length // self.chunk.count)
         self.throughput = throughput(
             task, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )

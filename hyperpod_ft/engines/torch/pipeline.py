@@ -11,16 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from hyperpod_ft import heartbeat
-from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.build import ShardedModel
 from hyperpod_ft.engines.torch.mesh import Meshes
-from hyperpod_ft.engines.torch.model.stages import StageLayers
 from hyperpod_ft.errors import UserError
 
 Inputs = Mapping[str, torch.Tensor]
@@ -31,36 +28,33 @@ class Pipeline:
     """This rank's stages of a pipeline. The ranks of axis `pp` call its methods together."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        stages: Sequence[StageLayers],
-        ranks: DeviceMesh,
-        settings: Parallelism,
-        micro_batches: int,
-        hidden: torch.Tensor,
-        before_backward: Callable[[bool], None],
+        self, task: TrainingTask, meshes: Meshes, device: torch.device, model: ShardedModel, tokens: int
     ) -> None:
-        """`module` computes one of `stages` at a time (model/stages.py); `ranks` is axis `pp`.
+        """The module of `model` computes a stage at a time (model/stages.py). `tokens`: of a row on this rank.
 
-        `hidden`: an empty tensor like the hidden states of a micro batch, on the device. `before_backward` is called
-        before each backward pass, with whether it is the last of the step on this rank.
+        The trained weights are told of each backward pass, and whether it is the last of the step on this rank.
         """
-        self._module, self._stages, self._group = module, stages, ranks.get_group()
+        training, ranks = task.config.training, meshes.weights["pp"]
+        self._module, self._stages, self._group = model.module, model.pipeline_stages, ranks.get_group()
         self._previous_rank, self._next_rank = ((ranks.get_local_rank() + step) % ranks.size() for step in (-1, 1))
-        self._hidden, self._before_backward = hidden, before_backward
-        self._micro_batches = micro_batches
+        # like the hidden states of a micro batch
+        shape, dtype = (training.micro_batch_size, tokens, model.module.config.hidden_size), training.precision
+        self._hidden = torch.empty(shape, dtype=devices.DTYPES[dtype], device=device)
+        self._before_backward = model.trained_weights.before_backward
+        self._micro_batches = training.gradient_accumulation_steps
         self._inputs: Sequence[Inputs] = ()
         self._label_tokens = 1
         self._backward_passes = 0
         # NCCL makes the group's communicator in the first collective, in which all its ranks must take part
-        dist.all_reduce(torch.zeros(1, device=hidden.device), group=self._group)
-        parts: list[Any] = [self._scheduled_stage(place) for place in range(len(stages))]
+        dist.all_reduce(torch.zeros(1, device=device), group=self._group)
+        parts: list[Any] = [self._scheduled_stage(place) for place in range(len(self._stages))]
         options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
-        if settings.pipeline_schedule == "interleaved":
-            self._schedule: Any = ScheduleInterleaved1F1B(parts, micro_batches, **options)
+        schedule = task.config.parallelism.pipeline_schedule
+        if schedule == "interleaved":
+            self._schedule: Any = ScheduleInterleaved1F1B(parts, self._micro_batches, **options)
         else:
-            kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[settings.pipeline_schedule]
-            self._schedule = kind(parts[0], micro_batches, **options)
+            kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[schedule]
+            self._schedule = kind(parts[0], self._micro_batches, **options)
 
     def forward_backward(self, micro_batches: Sequence[Inputs], label_tokens: int) -> torch.Tensor:
         """Compute the gradients of a step whose rows have that many label tokens on all ranks.
@@ -145,25 +139,3 @@ class ScheduledStage(PipelineStage):
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         self._before_backward()
         super().backward_one_chunk(*args, **kwargs)
-
-
-def pipeline_of(
-    task: TrainingTask, meshes: Meshes, device: torch.device, model: ShardedModel, tokens: int
-) -> Pipeline | None:
-    """The pipeline; None when the model is in one piece. `tokens`: of a row on this rank."""
-    if meshes.weights["pp"].size() == 1:
-        return None
-    training = task.config.training
-    return Pipeline(
-        model.module,
-        model.pipeline_stages,
-        meshes.weights["pp"],
-        task.config.parallelism,
-        training.gradient_accumulation_steps,
-        torch.empty(
-            (training.micro_batch_size, tokens, model.module.config.hidden_size),
-            dtype=devices.DTYPES[training.precision],
-            device=device,
-        ),
-        model.trained_weights.before_backward,
-    )

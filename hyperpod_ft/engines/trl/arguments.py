@@ -1,6 +1,5 @@
 """The run file as arguments of TRL's trainers. Pure; TRL's config classes check the values."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def arguments(config: RunConfig, sharding: Sharding, steps: int, directory: Path
         # every trained parameter is used in every forward pass, but for a tower without images; no buffer changes
         "ddp_find_unused_parameters": config.lora.image_tower,
         "ddp_broadcast_buffers": False,
-        **_OF_OBJECTIVE[training.objective](config),
+        **_of_objective(config),
         **config.trl,
     }
 
@@ -62,59 +61,29 @@ def _placed(sharding: Sharding, *, recompute: bool) -> dict[str, Any]:
     return {"gradient_checkpointing": False, "fsdp": True, "fsdp_config": settings}
 
 
-def _sft(_: RunConfig) -> dict[str, Any]:
-    """The rows are already tokenized, packed and labeled."""
-    return {**_OF_ROWS, **_UNBALANCED, "dataset_kwargs": {"skip_prepare_dataset": True}}
-
-
-def _dpo(config: RunConfig) -> dict[str, Any]:
-    return {**_OF_ROWS, **_UNBALANCED, "beta": config.dpo.beta, "disable_dropout": not config.lora.dropout}
-
-
-def _kto(config: RunConfig) -> dict[str, Any]:
-    kto = config.kto
-    weights = {"desirable_weight": kto.desirable_weight, "undesirable_weight": kto.undesirable_weight}
-    return {**_OF_ROWS, **_UNBALANCED, "beta": kto.beta, **weights, "disable_dropout": not config.lora.dropout}
-
-
-def _reward(config: RunConfig) -> dict[str, Any]:
-    return {**_OF_ROWS, "disable_dropout": not config.lora.dropout}
-
-
-def _rewarded(config: RunConfig) -> dict[str, Any]:
-    return {
-        **_sampled(config),
-        **_UNBALANCED,
-        "num_generations": config.sampling.generations,
-        "beta": config.sampling.beta,
-        "reward_weights": [reward.weight for reward in config.reward],
-    }
-
-
-def _distillation(config: RunConfig) -> dict[str, Any]:
-    assert config.teacher
-    return _sampled(config) | {"beta": config.teacher.beta}
-
-
-def _sampled(config: RunConfig) -> dict[str, Any]:
-    return {
-        "max_completion_length": config.sampling.max_completion_length,
-        "temperature": config.sampling.temperature,
-        "shuffle_dataset": False,  # likewise
-        "vllm_max_model_length": config.dataset.max_length + config.sampling.max_completion_length,
-    }
-
-
-# TRL would add the loss that balances a mixture's experts, which the limits refuse where config.json asks for it
-_UNBALANCED: Mapping[str, Any] = {"router_aux_loss_coef": 0.0}
-# the rows have their length
-_OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
-_OF_OBJECTIVE = {
-    "sft": _sft,
-    "dpo": _dpo,
-    "kto": _kto,
-    "reward": _reward,
-    "grpo": _rewarded,
-    "rloo": _rewarded,
-    "distillation": _distillation,
-}
+def _of_objective(config: RunConfig) -> dict[str, Any]:
+    objective, sampling = config.training.objective, config.sampling
+    found: dict[str, Any] = {}
+    if objective not in ("reward", "distillation"):
+        # TRL would add the loss that balances experts, which the limits refuse where config.json asks for it
+        found["router_aux_loss_coef"] = 0.0
+    if config.training.samples_answers:
+        found |= {
+            "max_completion_length": sampling.max_completion_length,
+            "temperature": sampling.temperature,
+            "shuffle_dataset": False,  # likewise
+            "vllm_max_model_length": config.dataset.max_length + sampling.max_completion_length,
+        }
+        if config.teacher:
+            return found | {"beta": config.teacher.beta}
+        weights = [reward.weight for reward in config.reward]
+        return found | {"num_generations": sampling.generations, "beta": sampling.beta, "reward_weights": weights}
+    found |= {"max_length": None, "label_names": ["labels"]}  # the rows have their length
+    if objective == "sft":  # and are already tokenized, packed and labeled
+        return found | {"dataset_kwargs": {"skip_prepare_dataset": True}}
+    found["disable_dropout"] = not config.lora.dropout
+    if objective == "dpo":
+        found["beta"] = config.dpo.beta
+    if objective == "kto":
+        found |= config.kto.model_dump()  # its keys have TRL's names
+    return found

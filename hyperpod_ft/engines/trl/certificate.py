@@ -73,8 +73,10 @@ def certify(config: RunConfig, source: Path, teacher: Path | None, scratch: Path
     try:
         if objective == "sft":
             assert expected
-            flat = "flash" in attention(config)
-            not_packed = _why_not_packed(small, computed, expected, scratch / "packed", flat=flat)
+            losses = partial(_packed_losses, scratch / "packed", "flash" in attention(config))
+            not_packed = why_not_apart(
+                small, expected, lambda: pretrained.load(small, torch.float32, computed).train(), losses
+            )
         else:
             refused = f"training.objective: {objective} is not possible with a model of this type"
             model = _loaded(small, computed, refused).train()
@@ -171,16 +173,6 @@ def _save_tokenizer(directory: Path) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=library, unk_token=unknown, pad_token=padding, eos_token=end
     ).save_pretrained(directory)
-
-
-def _why_not_packed(small: Path, computed: str, expected: Trained, directory: Path, *, flat: bool) -> str:
-    """Why the documents of one row would not train as `expected`, alone; empty when they would."""
-    return why_not_apart(
-        small,
-        expected,
-        lambda: pretrained.load(small, torch.float32, computed).train(),
-        partial(_packed_losses, directory, flat),
-    )
 
 
 def _packed_losses(directory: Path, flat: bool, model: PreTrainedModel, first_seed: int) -> torch.Tensor:

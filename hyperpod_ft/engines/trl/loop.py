@@ -14,7 +14,7 @@ from hyperpod_ft import heartbeat
 from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.batches import DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import DataOrder, PackedSplit, held_out
 from hyperpod_ft.engines.interface import TrainingResult, TrainingTask
 from hyperpod_ft.engines.metrics import MetricsLog
 from hyperpod_ft.engines.ranks import (
@@ -93,7 +93,8 @@ def _train(
         if ranks.is_rank_0:
             log.open()
             log.announce(f"{trainable:,} of {total:,}", f"{task.layout.sharding}, {device.type}")
-        validation = HeldOutRows.of(task, ranks, collator) if collator else None
+        rows_held_out = held_out(task) if collator else None
+        validation = HeldOutRows(task, rows_held_out, ranks, collator) if rows_held_out and collator else None
         with checkpoint_directory.reporting_full_volumes(task.checkpoints), collect_signals() as signals:
             follower.follow(trainer, log, validation, signals)
             look(model)

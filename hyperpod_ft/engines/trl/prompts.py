@@ -4,8 +4,8 @@ TRL tokenizes text with the special tokens that its tokenizer adds, here only th
 rendered messages already: each prompt becomes one message, which a chat template writes again as it is.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -79,15 +79,13 @@ def first_answer(step: int, functions: Sequence[RewardFunction]) -> SampledAnswe
     return SampledAnswer(step, prompt, answer, {function.__name__: function.first[2] for function in functions})
 
 
-@contextlib.contextmanager
 def reward_functions(
-    task: TrainingTask, prompts: Prompts, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[list[RewardFunction]]:
-    """The run's functions, each with its process until the end of the block."""
-    with contextlib.ExitStack() as stack:
-        functions = []
-        for number, reward in enumerate(task.config.reward):
-            process = RewardProcess(reward, task.reward_files / f"{number}.py" if reward.file else None)
-            stack.callback(process.close)
-            functions.append(RewardFunction(number, reward, process, prompts, tokenizer))
-        yield functions
+    task: TrainingTask, prompts: Prompts, tokenizer: PreTrainedTokenizerBase, ends: ExitStack
+) -> list[RewardFunction]:
+    """The run's functions, each with its process until `ends` is closed."""
+    functions = []
+    for number, reward in enumerate(task.config.reward):
+        process = RewardProcess(reward, task.reward_files / f"{number}.py" if reward.file else None)
+        ends.callback(process.close)
+        functions.append(RewardFunction(number, reward, process, prompts, tokenizer))
+    return functions

@@ -8,24 +8,11 @@ from typing import Any
 
 import datasets
 import torch
+import trl
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.utils import logging
-from trl.trainer.distillation_config import DistillationConfig
-from trl.trainer.distillation_trainer import DistillationTrainer
-from trl.trainer.dpo_config import DPOConfig
-from trl.trainer.dpo_trainer import DPOTrainer
-from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.kto_config import KTOConfig
-from trl.trainer.kto_trainer import KTOTrainer
-from trl.trainer.reward_config import RewardConfig
-from trl.trainer.reward_trainer import RewardTrainer
-from trl.trainer.rloo_config import RLOOConfig
-from trl.trainer.rloo_trainer import RLOOTrainer
-from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import SFTTrainer
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
@@ -51,42 +38,19 @@ class _MatricesDecay(Trainer):
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
 
 
-class _Sft(_MatricesDecay, SFTTrainer):
-    pass
-
-
-class _Dpo(_MatricesDecay, DPOTrainer):
-    pass
-
-
-class _Kto(_MatricesDecay, KTOTrainer):
-    pass
-
-
-class _Reward(_MatricesDecay, RewardTrainer):
-    pass
-
-
-class _Grpo(_MatricesDecay, GRPOTrainer):
-    pass
-
-
-class _Rloo(_MatricesDecay, RLOOTrainer):
-    pass
-
-
-class _Distillation(_MatricesDecay, DistillationTrainer):
-    pass
+def _kind(name: str) -> tuple[Any, Any]:
+    """TRL's trainer, with that decay, and its config class."""
+    return type(name, (_MatricesDecay, getattr(trl, f"{name}Trainer")), {}), getattr(trl, f"{name}Config")
 
 
 _KINDS: Mapping[str, tuple[Any, Any]] = {
-    "sft": (_Sft, SFTConfig),
-    "dpo": (_Dpo, DPOConfig),
-    "kto": (_Kto, KTOConfig),
-    "reward": (_Reward, RewardConfig),
-    "grpo": (_Grpo, GRPOConfig),
-    "rloo": (_Rloo, RLOOConfig),
-    "distillation": (_Distillation, DistillationConfig),
+    "sft": _kind("SFT"),
+    "dpo": _kind("DPO"),
+    "kto": _kind("KTO"),
+    "reward": _kind("Reward"),
+    "grpo": _kind("GRPO"),
+    "rloo": _kind("RLOO"),
+    "distillation": _kind("Distillation"),
 }
 _COLLATORS: Mapping[str, type[RowCollator]] = {
     "sft": RowCollator,
@@ -132,7 +96,7 @@ def build(
         if task.teacher:
             further = {"teacher_model": pretrained.load(task.teacher, _computed_in(config), attention(config))}
         else:
-            further = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
+            further = {"reward_funcs": reward_functions(task, prompts, processing, ends)}
     elif config.dataset.images:
         collator = ImageCollator(rows, task.base_model)
         further = {"data_collator": collator}

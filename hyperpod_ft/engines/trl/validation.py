@@ -1,5 +1,6 @@
 """Mean losses of the held-out rows, as TRL's trainer computes the loss of a batch."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,28 +14,16 @@ from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.trl.rows import RowCollator
-from hyperpod_ft.errors import UserError
 
 
 class HeldOutRows:
     """The validation rows of a run, divided over its ranks."""
 
-    def __init__(self, task: TrainingTask, ranks: Ranks, collator: RowCollator) -> None:
-        self._split = PackedSplit(task.dataset / "validation")
+    def __init__(self, task: TrainingTask, directory: Path, ranks: Ranks, collator: RowCollator) -> None:
+        """`directory`: of `held_out`."""
+        self._split = PackedSplit(directory)
         self._rows_of = PreparedDataset(task.dataset).validation_sources() or {"": np.arange(len(self._split))}
         self._size, self._ranks, self._collator = task.config.training.micro_batch_size, ranks, collator
-
-    @classmethod
-    def of(cls, task: TrainingTask, ranks: Ranks, collator: RowCollator) -> "HeldOutRows | None":
-        """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
-        if (task.dataset / "validation").is_dir():
-            return cls(task, ranks, collator)
-        if task.config.training.validate_every_steps:
-            raise UserError(
-                f"training.validate_every_steps: {task.dataset} holds out no validation rows",
-                "raise dataset.validation_share, or add data",
-            )
-        return None
 
     @torch.no_grad()
     def losses(self, trainer: Trainer) -> tuple[float, dict[str, float]]:

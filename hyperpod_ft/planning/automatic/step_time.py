@@ -56,8 +56,8 @@ def step_time(
     activation = tokens * shape.hidden * element_bytes(config)
     checkpointing = config.training.activation_checkpointing
 
-    operations = token_operations(config, shape)
-    flops_per_token = shape.layers * operations.layer + operations.head
+    layer, head = token_operations(config, shape)
+    flops_per_token = shape.layers * layer + head
     compute = tokens * flops_per_token / (tensor * stages) / links.flops
     # each block sums its output in the forward pass, and its input's gradient in the backward pass
     sums = layers * (4 + {"none": 0, "selective": 1, "full": 2}[checkpointing])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ft.config.engine_choice import TORCH_OBJECTIVES
+from hyperpod_ft.config.engine_choice import LORA_TORCH_ONLY, TORCH_OBJECTIVES, TORCH_ONLY
 from hyperpod_ft.config.fields import shortened, shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
@@ -22,31 +22,12 @@ _FAMILIES = ("llama", "qwen3", "granite")  # granite without a pipeline
 _CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 _FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel needs a multiple of it
 _TORCH_ONLY = (
-    "parallelism.context_parallel",
-    "parallelism.degrees",
-    "parallelism.expert_parallel",
-    "parallelism.offload",
-    "parallelism.pipeline_schedule",
-    "parallelism.shard_ranks",
-    "parallelism.sharding",
-    "parallelism.virtual_pipeline_parallel",
-    "training.activation_offload",
-    "training.compile",
-    "training.validate_every_steps",
-    "training.memory_checkpoint_every_steps",
-    "training.optimizer_state",
-    "training.save_only_model",
+    *(*TORCH_ONLY, "parallelism.sharding"),
+    *("training.compile", "training.validate_every_steps", "training.save_only_model"),
 )
-# matter with method lora
 _LORA_TORCH_ONLY = (
-    "model.adapter",
-    "model.new_tokens",
-    "model.new_special_tokens",
-    "lora.dora",
-    "lora.plus_ratio",
-    "lora.quantization",
-    "lora.target_parameters",
-    "lora.modules_to_save",
+    *(*LORA_TORCH_ONLY, "lora.dora", "lora.modules_to_save"),
+    *("model.new_tokens", "model.new_special_tokens"),  # matter with method lora
 )
 
 

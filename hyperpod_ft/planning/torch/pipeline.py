@@ -4,25 +4,16 @@ Each of the `gradient_accumulation_steps` micro batches of a step passes through
 `interleaved` a rank has several stages, p apart for p ranks (Narayanan et al., arXiv:2104.04473, section 2.2).
 """
 
-from dataclasses import dataclass
-
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
-@dataclass(frozen=True)
-class TokenOperations:
-    """Forward, backward, and what is computed again."""
+def token_operations(config: RunConfig, shape: ModelShape) -> tuple[float, float]:
+    """Of a layer, and of the output matrix; an embedding is looked up, which is not counted.
 
-    layer: float
-    head: float  # the output matrix; an embedding is looked up, which is not counted
-
-
-def token_operations(config: RunConfig, shape: ModelShape) -> TokenOperations:
-    """2 for each element of a matrix forward, 2 for the gradient of its input, and 2 for its own if it is trained.
-
-    Of experts, those count that a token passes through.
+    2 for each element of a matrix forward, 2 for the gradient of its input, and 2 for its own if it is trained, with
+    what is computed again. Of experts, those count that a token passes through.
     Attention over T positions and a width q of all query heads has 4 q T forward and twice that backward.
     """
     training = config.training
@@ -31,10 +22,8 @@ def token_operations(config: RunConfig, shape: ModelShape) -> TokenOperations:
     matrices = shape.layer_multiplied
     forward = 2 * matrices + attention
     backward = 2 * matrices * (1 + trained) + 2 * attention
-    return TokenOperations(
-        layer=forward * (1 + again / training.activation_checkpointing_every) + backward,
-        head=2 * shape.vocabulary * shape.hidden * (2 + trained),
-    )
+    layer = forward * (1 + again / training.activation_checkpointing_every) + backward
+    return layer, 2 * shape.vocabulary * shape.hidden * (2 + trained)
 
 
 def stages_per_rank(config: RunConfig) -> int:
@@ -81,8 +70,7 @@ def cut(config: RunConfig, degrees: Degrees, shape: ModelShape) -> list[range]:
     ones keep more micro batches in memory.
     """
     stages = degrees.pipeline_parallel * stages_per_rank(config)
-    operations = token_operations(config, shape)
-    layer, head = operations.layer, operations.head
+    layer, head = token_operations(config, shape)
     counts = [1] * stages
     for _ in range(shape.layers - stages):
         costs = [layer * (count + 1) + head * (stage == stages - 1) for stage, count in enumerate(counts)]
@@ -103,9 +91,9 @@ def layers_of_ranks(config: RunConfig, degrees: Degrees, shape: ModelShape) -> l
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str:
     """Schedule, layers of each rank, and what is lost, in one line."""
     stages = cut(config, degrees, shape)
-    operations = token_operations(config, shape)
-    costs = [operations.layer * count for count in layers_of_ranks(config, degrees, shape)]
-    costs[-1] += operations.head
+    layer, head = token_operations(config, shape)
+    costs = [layer * count for count in layers_of_ranks(config, degrees, shape)]
+    costs[-1] += head
     uneven = max(costs) * len(costs) / sum(costs)
     layers = " | ".join(
         " + ".join(_shown(stages[stage]) for stage in stages_of(rank, config, degrees))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, is_encoder_decoder, of_language_model
+from hyperpod_ft.config.engine_choice import LORA_TORCH_ONLY, TORCH_ONLY
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
@@ -18,28 +19,11 @@ from hyperpod_ft.planning.trl import settings
 
 # vLLM has classes of its own for them; for others it takes transformers', and changes them for the training too.
 _OF_VLLM = ("llama", "mistral", "granite", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
-# Types that read images, each with the type that has its language model's parameters.
-IMAGE_FAMILIES: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3"}
+IMAGE_FAMILIES = ("gemma3", "qwen3_vl")  # types that read images
 _TORCH_ONLY = (
-    "parallelism.context_parallel",
-    "parallelism.degrees",
-    "parallelism.expert_parallel",
-    "parallelism.offload",
-    "parallelism.pipeline_parallel",
-    "parallelism.pipeline_schedule",
-    "parallelism.shard_ranks",
-    "parallelism.virtual_pipeline_parallel",
-    "training.activation_checkpointing_every",
-    "training.activation_offload",
-    "training.async_save",
-    "training.memory_checkpoint_every_steps",
-    "training.optimizer_state",
-    "training.weights_dtype",
-    "model.new_tokens",
-    "model.new_special_tokens",
+    *(*TORCH_ONLY, "parallelism.pipeline_parallel", "model.new_tokens", "model.new_special_tokens"),
+    *("training.activation_checkpointing_every", "training.async_save", "training.weights_dtype"),
 )
-# matter with method lora
-_LORA_TORCH_ONLY = ("lora.plus_ratio", "lora.quantization", "lora.target_parameters", "model.adapter")
 
 
 def check_settings(config: RunConfig) -> None:
@@ -130,7 +114,7 @@ def _check_mismatches(config: RunConfig) -> None:
 
 
 def _check_lora(config: RunConfig) -> None:
-    require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
+    require_defaults(config, LORA_TORCH_ONLY, "only engine torch supports it")
     by_transformers = config.training.samples_answers and not config.vllm_share
     if by_transformers and config.training.precision == "bf16" and config.lora.modules_to_save:
         raise UserError(

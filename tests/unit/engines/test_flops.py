@@ -1,13 +1,18 @@
 """Model FLOPs and rates against numbers worked out by hand."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hyperpod_ft.engines.throughput import Throughput, flops_per_token
+from hyperpod_ft.engines.throughput import Throughput, flops_per_token, known_shape
+from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 
 # meta-llama/Meta-Llama-3-8B's config.json
 LLAMA_3_8B: dict[str, Any] = {
+    "model_type": "llama",
     "hidden_size": 4096,
     "intermediate_size": 14336,
     "vocab_size": 128256,
@@ -22,22 +27,28 @@ ATTENTION = 12 * 32 * 32 * 128 * 2048  # 3,221,225,472
 ADAPTERS = 41_943_040  # r 16 on all seven matrices
 
 
+def llama(**changes: Any) -> ModelShape:
+    shape = model_shape(LLAMA_3_8B | changes)
+    assert shape is not None
+    return shape
+
+
 def test_llama_3_8b_trained_whole() -> None:
-    assert (
-        flops_per_token(LLAMA_3_8B, TOTAL, TOTAL, 2048, tied=False) == 6 * 7_504_924_672 + ATTENTION == 48_250_773_504
-    )
+    assert llama().parameters == TOTAL
+    assert flops_per_token(llama(), 2048) == 6 * 7_504_924_672 + ATTENTION == 48_250_773_504
 
 
 def test_llama_3_8b_with_lora_has_no_gradients_of_frozen_matrices() -> None:
     expected = 4 * 7_504_924_672 + 6 * ADAPTERS + ATTENTION
-    assert flops_per_token(LLAMA_3_8B, TOTAL + ADAPTERS, ADAPTERS, 2048, tied=False) == expected == 33_492_582_400
+    assert flops_per_token(llama(), 2048, ADAPTERS) == expected == 33_492_582_400
+    assert flops_per_token(llama(), 2048, ADAPTERS, trains_output=True) == expected + 2 * LOOKUP
 
 
 def test_other_counts_of_the_same_step() -> None:
     """The table in benchmarks/performance.md: rows of 4,096 tokens in documents of 512."""
     matrices, pairs = TOTAL - LOOKUP, 32 * 32 * 128
     counts = (
-        flops_per_token(LLAMA_3_8B, TOTAL + ADAPTERS, ADAPTERS, 4096, tied=False) or 0.0,
+        flops_per_token(llama(), 4096, ADAPTERS),
         2 / 3 * (6 * matrices + 12 * pairs * 4096 / 2),  # NeMo AutoModel's flops_utils.py, with LoRA
         4 * matrices + 6 * ADAPTERS + 12 * pairs * 512 / 2,
     )
@@ -47,19 +58,25 @@ def test_other_counts_of_the_same_step() -> None:
 
 
 def test_a_tied_embedding_is_multiplied_once_as_output() -> None:
-    total = TOTAL - LOOKUP
-    assert flops_per_token(LLAMA_3_8B, total, total, 2048, tied=True) == 48_250_773_504
+    assert flops_per_token(llama(tie_word_embeddings=True), 2048) == 48_250_773_504
+
+
+def test_learned_positions_are_looked_up() -> None:
+    assert flops_per_token(replace(llama(), positions=1024), 2048) == 48_250_773_504
 
 
 def test_heads_of_a_size_of_their_own() -> None:
-    # as Qwen3's
-    wide = flops_per_token(LLAMA_3_8B | {"head_dim": 256}, TOTAL, TOTAL, 2048, tied=False)
-    assert wide == 48_250_773_504 + ATTENTION
+    # as Qwen3's; queries and outputs 4096 x 4096 more, keys and values 4096 x 1024
+    more = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    assert flops_per_token(llama(head_dim=256), 2048) == 48_250_773_504 + 6 * more + ATTENTION
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": None}, {"hidden_size": None}])
-def test_what_is_not_known_of_a_family_is_not_made_up(changes: dict[str, Any]) -> None:
-    assert flops_per_token(LLAMA_3_8B | changes, TOTAL, TOTAL, 2048, tied=False) is None
+def test_what_is_not_known_of_a_family_is_not_made_up(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    assert known_shape(tmp_path) == llama()
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | changes))
+    assert known_shape(tmp_path) is None
 
 
 def test_rates() -> None:

@@ -59,15 +59,10 @@ class Heads:
         )
 
 
-def even(tensor_parallel: int, size: int) -> list[Span]:
-    """Ranks have equal parts of `size`, in order."""
-    return [Span(rank, 0, size, rank * size) for rank in range(tensor_parallel)]
-
-
 def fused(tensor_parallel: int, sizes: Sequence[int], index: int) -> list[Span]:
     """Linear `index` of several fused ones: each rank has its part of the first, then of the second, and so on.
 
-    `sizes` are of one rank's parts.
+    `sizes` are of one rank's parts, which are equal and in order.
     """
     begin = sum(sizes[:index])
     return [Span(rank, begin, sizes[index], rank * sizes[index]) for rank in range(tensor_parallel)]

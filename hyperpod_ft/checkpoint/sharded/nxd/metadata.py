@@ -6,7 +6,6 @@ optimum-neuron 0.4.5 writes one for each stage (optimum/neuron/models/training/t
 names of all stages, but the values of other stages are meaningless: this is also the list of those that are valid.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +45,8 @@ class GroupedQueries:
         return self.query, self.key, self.value
 
 
-@dataclass(frozen=True)
-class GroupedOutput:
-    """The projection whose inputs are the heads of a GroupedQueries, in their order."""
-
-    heads: Heads
-
-
-Transformation = FusedLinears | GroupedQueries | GroupedOutput
+Transformation = FusedLinears | GroupedQueries | Heads
+"""The last: of the projection whose inputs are the heads of a GroupedQueries, in their order."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +75,6 @@ class _Spec(BaseModel):
     tp_size: _Positive
     peft_type: Literal["lora"] | None
 
-    @abstractmethod
-    def transformations(self, file: Path, module: str) -> dict[str, Transformation]:
-        """The transformations, by the name of a module in training. Raises UserError when sizes do not divide."""
-
 
 class _FusedLinearsSpec(_Spec):
     fused_linear_name: str
@@ -94,6 +83,7 @@ class _FusedLinearsSpec(_Spec):
     original_dims: tuple[int, ...]
 
     def transformations(self, file: Path, module: str) -> dict[str, Transformation]:
+        """The transformations, by the name of a module in training. Raises UserError when sizes do not divide."""
         sizes = self.original_dims
         if len(sizes) != len(self.linear_names) or any(size % self.tp_size for size in sizes):
             raise UserError(
@@ -118,6 +108,7 @@ class _GroupedQueriesSpec(_Spec):
     kv_output_size_per_partition: int
 
     def transformations(self, file: Path, module: str) -> dict[str, Transformation]:
+        """Likewise."""
         heads = Heads(self.num_attention_heads, self.num_key_value_heads, self.kv_size_multiplier, self.tp_size)
         rows = self.q_output_size_per_partition, self.kv_output_size_per_partition
         if not heads.are_divisible() or rows[0] % heads.queries_per_rank or rows[1] % heads.slots:
@@ -130,11 +121,11 @@ class _GroupedQueriesSpec(_Spec):
         query, key, value = (f"{module}.{name}" for name in projections)
         return {
             f"{module}.{self.gqa_qkv_projection_name}": GroupedQueries(query, key, value, heads, *rows),
-            f"{module}.{self.output_projection_name}": GroupedOutput(heads),
+            f"{module}.{self.output_projection_name}": heads,
         }
 
 
-_SPECS: Mapping[str, type[_Spec]] = {
+_SPECS: Mapping[str, type[_FusedLinearsSpec | _GroupedQueriesSpec]] = {
     "FusedLinearsSpec": _FusedLinearsSpec,
     "GQAQKVColumnParallelLinearSpec": _GroupedQueriesSpec,
 }

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.sharded.description import DAMAGED
 from hyperpod_ft.checkpoint.sharded.nxd import cuts
-from hyperpod_ft.checkpoint.sharded.nxd.cuts import Span, assemble, check_size, replicated
-from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
+from hyperpod_ft.checkpoint.sharded.nxd.cuts import Heads, Span, assemble, check_size, replicated
+from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, Transformation
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
@@ -47,16 +47,16 @@ def logical(
     if isinstance(transformation, GroupedQueries):
         return _grouped(where, name, shards, transformation, part, parameter)
     # a bias and lora_B belong to the output side, of which each rank has all
-    if isinstance(transformation, GroupedOutput) and part != ".lora_B" and parameter == "weight":
+    if isinstance(transformation, Heads) and part != ".lora_B" and parameter == "weight":
         columns = shards[0].tensor.shape[-1]
-        if len(shards[0].tensor.shape) != 2 or columns % transformation.heads.queries_per_rank:
-            check_size(where, name, shards, 1, transformation.heads.queries_per_rank)
-        return [assemble(name, shards, 1, cuts.query_spans(transformation.heads, columns))]
+        if len(shards[0].tensor.shape) != 2 or columns % transformation.queries_per_rank:
+            check_size(where, name, shards, 1, transformation.queries_per_rank)
+        return [assemble(name, shards, 1, cuts.query_spans(transformation, columns))]
     if dim is None:
         return [replicated(name, shards)]
     if len(shards[0].tensor.shape) <= dim:
         raise UserError(f"{where}: {name} has no dimension {dim} to shard", DAMAGED)
-    return [assemble(name, shards, dim, cuts.even(len(shards), shards[0].tensor.shape[dim]))]
+    return [assemble(name, shards, dim, cuts.fused(len(shards), [shards[0].tensor.shape[dim]], 0))]
 
 
 def _grouped(

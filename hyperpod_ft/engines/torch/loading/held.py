@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,21 @@ def check_experts(located: Mapping[str, LogicalTensor], directory: Path, targets
     stored = with_live_names(modules, {tensor.name: tensor for tensor in read_model(directory)})
     files = ExpertFiles({name: tensor.shape for name, tensor in stored.items()})
     for name in wanted:
-        if len(located[name].shape) == 3 and _places(files.joined(whole[name], stored)) != _places(
-            located[name].pieces
-        ):
+        known = {
+            (*_place(piece), (one.expert or 0, one.row + piece.start[-2], 0))
+            for one in files.slices(whole[name])[0]
+            for piece in stored[one.name].pieces
+        }
+        if len(located[name].shape) == 3 and known != {(*_place(one), one.start) for one in located[name].pieces}:
             raise UserError(
                 f"lora.target_parameters: which tensors of the model's files {name} is, stage merge does not know",
                 "leave it out: the files have these experts under names, or in a form, that it cannot merge",
             )
 
 
-def _places(pieces: Iterable[Piece]) -> set[tuple[Any, ...]]:
-    return {(piece.file, piece.offset, piece.start, piece.shape) for piece in pieces}
+def _place(piece: Piece) -> tuple[Any, ...]:
+    """Where a piece is in the files, and its rows and columns."""
+    return piece.file, piece.offset, piece.shape[-2:]
 
 
 def _held_part(holder: str, piece: Piece, source: LogicalTensor) -> HeldPart:

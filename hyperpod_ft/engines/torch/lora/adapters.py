@@ -26,7 +26,6 @@ LoRA+ (arXiv:2402.12354) changes the learning rate of B only: `learning_rate_fac
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,21 +50,14 @@ from hyperpod_ft.planning.lora import refuse_unknown, refuse_unknown_parameters,
 _TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """What has adapters, as PEFT's `target_modules` and `target_parameters` name it."""
-
-    modules: tuple[str, ...]
-    parameters: tuple[str, ...]
-
-
-def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> Adapted:
+def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Freeze `model`, but for what is trained whole, and give the targets adapters, in place; on the meta device too.
 
     Factors are on their module's device. On a real device they have their initial values; on the meta device,
     `initial_value` and `initial_magnitude` give those later, and `LoraLinear.quantize` takes a 4-bit weight.
 
-    Raises UserError when a target matches nothing, or PEFT could not load it.
+    Returns what has adapters, as PEFT's `target_modules` and `target_parameters` name it. Raises UserError when a
+    target matches nothing, or PEFT could not load it.
     """
     model.requires_grad_(False)
     joined = joined_parameters(model)
@@ -104,7 +96,7 @@ def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> Adapted:
             "set it to false, or name other modules in lora.target_modules",
         )
     weights = (f"{name}.weight" for name in sorted(mistaken))
-    return Adapted(tuple(name for name in wanted if name not in mistaken), (*lora.target_parameters, *weights))
+    return tuple(name for name in wanted if name not in mistaken), (*lora.target_parameters, *weights)
 
 
 def _whole_modules(model: PreTrainedModel, lora: Lora) -> tuple[str, ...]:

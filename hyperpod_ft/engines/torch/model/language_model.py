@@ -1,6 +1,5 @@
 """A Hugging Face causal language model that returns its loss: documents apart, logits in blocks."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
@@ -16,7 +14,7 @@ from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies, summed_cross_entropy
-from hyperpod_ft.engines.torch.model.router_loss import RouterLoss, router_loss_of, tokens_of
+from hyperpod_ft.engines.torch.model.router_loss import FixedDecoder, RouterLoss, around, router_loss_of, tokens_of
 from hyperpod_ft.errors import UserError
 
 _WHOLE_ROWS = SequenceChunk()
@@ -169,37 +167,13 @@ def check_logits(model: PreTrainedModel, rule: LogitsRule, stacks: Sequence[str]
 def _follows(model: PreTrainedModel, head: nn.Linear, rule: LogitsRule, stacks: Sequence[str]) -> bool:
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 1, head.in_features, generator=random)
-    # the model's own class and settings, around a decoder that answers `hidden` and a head of three words
-    probe = copy.copy(model)
-    probe._modules = dict(model._modules)
     try:
         with torch.random.fork_rng(devices=[]):
             narrow = nn.Linear(head.in_features, 3, head.bias is not None, device="cpu", dtype=torch.float32)
-        for stack in stacks:
-            setattr(probe, stack, _Answer(hidden))
-        probe.set_output_embeddings(narrow)
+        probe = around(model, stacks, FixedDecoder(hidden), narrow)
         ids = torch.zeros(1, 1, dtype=torch.int64)
         of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         found = type(model).forward(probe, input_ids=ids, use_cache=False, **of_decoder).logits
         return torch.allclose(found, rule(narrow(hidden)), rtol=1e-4, atol=1e-5)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False
-
-
-class _Answer(nn.Module):
-    """A decoder with one answer."""
-
-    def __init__(self, hidden: Any) -> None:
-        super().__init__()
-        self._hidden = hidden
-
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-        return _Decoded(last_hidden_state=self._hidden)
-
-
-class _Decoded(BaseModelOutputWithPastAndCrossAttentions):
-    """A decoder's output with every field that a family may pass on."""
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("_"):
-            raise AttributeError(name)

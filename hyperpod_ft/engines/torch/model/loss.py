@@ -87,10 +87,14 @@ def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor
     shared: tuple[torch.Tensor, ...] = ()
     if isinstance(head, LoraLinear) and head.lora_magnitude_vector is not None:
         shared = (head.ratio(head.base_weight(hidden.dtype)),)
-    parts = [
-        checkpoint(_block_losses, x, head, target, rule, own_rows, *shared, use_reentrant=False) for x, target in blocks
-    ]
-    return torch.cat(parts)
+
+    def of_block(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _LossesOfLogits.apply(  # type: ignore[no-untyped-call]
+            head(x, *shared), target, rule, own_rows
+        )
+        return found
+
+    return torch.cat([checkpoint(of_block, x, target, use_reentrant=False) for x, target in blocks])
 
 
 def document_cross_entropies(
@@ -109,19 +113,6 @@ def _rows_and_block(
     if own_rows is None:
         return None, loss_block(fused=rule.fused and type(head) is nn.Linear), hidden
     return own_rows, loss_block(fused=False) * own_rows.group.size(), copy_to_ranks(hidden, own_rows.group)
-
-
-def _block_losses(
-    hidden: torch.Tensor,
-    head: nn.Module,
-    targets: torch.Tensor,
-    rule: LogitsRule,
-    own_rows: VocabularyRows | None,
-    *shared: torch.Tensor,
-) -> torch.Tensor:
-    logits = head(hidden, *shared)
-    losses: torch.Tensor = _LossesOfLogits.apply(logits, targets, rule, own_rows)  # type: ignore[no-untyped-call]
-    return losses
 
 
 class _LossesOfLogits(torch.autograd.Function):

@@ -6,6 +6,7 @@ the mean of its forward passes, the micro batches of all data-parallel ranks.
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,13 +33,10 @@ class RouterLoss:
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises UserError when transformers computes no such loss for the model."""
         self._newest: torch.Tensor | None = None
-        # the model's own class and settings, around a decoder that answers the logits of routers
-        self._decoder = _Routed()
-        self._model = copy.copy(model)
-        self._model._modules = dict(model._modules)
-        setattr(self._model, model.base_model_prefix, self._decoder)
         with torch.random.fork_rng(devices=[]):
-            self._model.set_output_embeddings(nn.Linear(1, 1, device="cpu"))
+            head = nn.Linear(1, 1, device="cpu")
+        self._decoder = FixedDecoder(torch.zeros(1, 1, 1))
+        self._model = around(model, (model.base_model_prefix,), self._decoder, head)
         found = (getattr(model.config, name, None) for name in _COEFFICIENTS)
         coefficient = next((value for value in found if value is not None), None)
         if coefficient is None or self._of(None, None) is None:
@@ -73,16 +71,35 @@ class RouterLoss:
         return loss
 
 
-class _Routed(nn.Module):
+class FixedDecoder(nn.Module):
     """A decoder that answers what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
+        self.hidden = hidden
         self.router_logits: tuple[torch.Tensor, ...] | None = None
 
     def forward(self, *_: Any, **__: Any) -> MoeModelOutputWithPast:
-        values: dict[str, Any] = {"last_hidden_state": torch.zeros(1, 1, 1), "router_logits": self.router_logits}
-        return MoeModelOutputWithPast(**values)
+        values: dict[str, Any] = {"last_hidden_state": self.hidden, "router_logits": self.router_logits}
+        return _Decoded(**values)
+
+
+class _Decoded(MoeModelOutputWithPast):
+    """A decoder's output with every field that a family may pass on."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+def around(model: PreTrainedModel, stacks: Sequence[str], decoder: FixedDecoder, head: nn.Linear) -> PreTrainedModel:
+    """The model's own class and settings, around a decoder in place of its `stacks`, and another head."""
+    probe = copy.copy(model)
+    probe._modules = dict(model._modules)
+    for stack in stacks:
+        setattr(probe, stack, decoder)
+    probe.set_output_embeddings(head)
+    return probe
 
 
 def router_loss_of(model: PreTrainedModel) -> RouterLoss | None:

@@ -71,7 +71,7 @@ def parallelize(
         for layer in layers:
             splitting.layer(layer, sequence_parallel)
         if sequence_parallel and layers:
-            layers[0].register_forward_pre_hook(_enter_block(divide_sequence, splitting.group), with_kwargs=True)
+            layers[0].register_forward_pre_hook(enter_block(divide_sequence, splitting.group), with_kwargs=True)
             layers[-1].register_forward_hook(_on_output(join_sequence, splitting.group))
     splits = splitting.splits | vocabulary_parallel.divide(
         [model.get_submodule(family.embedding)],
@@ -105,7 +105,7 @@ class Splitting:
         if family.shared_input:
             layer.get_submodule(family.shared_input).register_forward_hook(_on_output(enter, group))
         for name in () if family.shared_input else (family.attention, family.mlp):
-            layer.get_submodule(name).register_forward_pre_hook(_enter_block(enter, group), with_kwargs=True)
+            layer.get_submodule(name).register_forward_pre_hook(enter_block(enter, group), with_kwargs=True)
         self.linears(layer, leave)
         self._attention(layer.get_submodule(family.attention))
         # the others, norms and dropout between blocks and biases of rows, see a part of the positions
@@ -235,12 +235,12 @@ def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
     return type(f"{base.__name__}OfAllHeads", (base,), {"forward": forward})
 
 
-def _enter_block(enter: Exchange, group: dist.ProcessGroup) -> Any:
+def enter_block(enter: Exchange, group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # transformers passes hidden_states by name to most attentions, by position to the MLP
-        if args:
-            return (enter(args[0], group), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": enter(kwargs["hidden_states"], group)}
+        named = [name for name in ("hidden_states", "key_value_states") if name in kwargs]
+        entered = [enter(states, group) for states in args[:1]]
+        return (*entered, *args[1:]), kwargs | {name: enter(kwargs[name], group) for name in named}
 
     return hook
 

@@ -1,7 +1,6 @@
 """What training minimizes: a mean over label tokens, or over pairs of completions."""
 
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,38 +18,25 @@ from hyperpod_ft.engines.torch.model.t5 import model as t5
 from hyperpod_ft.errors import UserError
 
 
-class Objective(Protocol):
-    """A loss, as sums over batches that are divided by a count over all ranks and micro batches of a step."""
+class Objective:
+    """A loss, as sums over batches that are divided by a count over all ranks and micro batches of a step.
 
-    metrics: tuple[str, ...]
-    """What is measured besides the loss, by the names in metrics.jsonl."""
-
-    def open(self, directory: Path) -> PackedSplit:
-        """A split of the prepared dataset. Raises UserError when it is damaged or empty."""
-
-    def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
-        """What the sums over these rows are divided by. Raises UserError, about the rows of `where`, when it is 0."""
-
-    def inputs(self, batch: Batch | Seq2SeqBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
-        """The arguments of `sums`, on `device`, from a batch on the CPU. `compiled`: the model's layers are."""
-
-    def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss, which can be differentiated, and the metrics, summed over a batch: fp32 [1 + metrics]."""
-
-
-class Supervised:
-    """Cross entropy, a mean over label tokens."""
+    This one is cross entropy, a mean over label tokens.
+    """
 
     metrics: tuple[str, ...] = ()
+    """What is measured besides the loss, by the names in metrics.jsonl."""
 
     def __init__(self, chunk: SequenceChunk) -> None:
         """`chunk`: the part of each row that is this rank's."""
         self._chunk = chunk
 
     def open(self, directory: Path) -> PackedSplit:
+        """A split of the prepared dataset. Raises UserError when it is damaged or empty."""
         return PackedSplit(directory)
 
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
+        """What the sums over these rows are divided by. Raises UserError, about the rows of `where`, when it is 0."""
         tokens = split.label_tokens(rows)
         if not tokens:
             raise UserError(
@@ -59,16 +45,18 @@ class Supervised:
         return tokens
 
     def inputs(self, batch: Batch | Seq2SeqBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
+        """The arguments of `sums`, on `device`, from a batch on the CPU. `compiled`: the model's layers are."""
         if isinstance(batch, Seq2SeqBatch):
             return t5.inputs(batch, device, compiled)
         return language_model.inputs(batch, device, compiled, self._chunk)
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss, which can be differentiated, and the metrics, summed over a batch: fp32 [1 + metrics]."""
         loss: torch.Tensor = module(**inputs)
         return loss[None]
 
 
-class DirectPreference:
+class DirectPreference(Objective):
     """Direct preference optimization (Rafailov et al., arXiv:2305.18290), a mean over pairs.
 
     A completion's reward is beta log(p / p_ref), with its probability by the model as it is and as it was before
@@ -77,7 +65,7 @@ class DirectPreference:
     """
 
     # TRL's names
-    metrics: tuple[str, ...] = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+    metrics = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
 
     def __init__(self, dpo: Dpo) -> None:
         self._dpo = dpo
@@ -112,4 +100,4 @@ class DirectPreference:
 
 def objective_of(config: RunConfig, chunk: SequenceChunk) -> Objective:
     """The objective of a run. `chunk`: the part of each row that is this rank's."""
-    return DirectPreference(config.dpo) if config.training.objective == "dpo" else Supervised(chunk)
+    return DirectPreference(config.dpo) if config.training.objective == "dpo" else Objective(chunk)

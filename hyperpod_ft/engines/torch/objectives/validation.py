@@ -11,12 +11,11 @@ from torch import nn
 
 from hyperpod_ft import heartbeat
 from hyperpod_ft.data.prepared import PreparedDataset
-from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch
+from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch, held_out
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.objectives.objective import Objective
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
-from hyperpod_ft.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -86,22 +85,16 @@ class Validation:
 
 
 def validation_of(task: TrainingTask, objective: Objective, device: torch.device, meshes: Meshes) -> Validation | None:
-    """The validation; None when the dataset holds out no rows. Raises UserError when the run file needs some."""
-    directory = task.dataset / "validation"
-    if directory.is_dir():
-        split = objective.open(directory)
-        rows_of = PreparedDataset(task.dataset).validation_sources() or {"": np.arange(len(split))}
-        sources = [
-            SourceRows(name, rows, objective.count(split, rows, f"{directory} {name}".strip()))
-            for name, rows in rows_of.items()
-        ]
-        return Validation(split, sources, task.config.training.micro_batch_size, device, meshes)
-    if task.config.training.validate_every_steps:
-        raise UserError(
-            f"training.validate_every_steps: {task.dataset} holds out no validation rows",
-            "raise dataset.validation_share, or add data",
-        )
-    return None
+    """The validation; None when the dataset holds out no rows. Raises UserError as `held_out` does."""
+    if (directory := held_out(task)) is None:
+        return None
+    split = objective.open(directory)
+    rows_of = PreparedDataset(task.dataset).validation_sources() or {"": np.arange(len(split))}
+    sources = [
+        SourceRows(name, rows, objective.count(split, rows, f"{directory} {name}".strip()))
+        for name, rows in rows_of.items()
+    ]
+    return Validation(split, sources, task.config.training.micro_batch_size, device, meshes)
 
 
 def forward_only(

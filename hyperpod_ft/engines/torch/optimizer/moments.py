@@ -6,60 +6,48 @@ continues with the same bits.
 
 import zlib
 from functools import cache
-from typing import Protocol
 
 import torch
 
 BLOCK = 256  # elements of a row that share a scale in int8
 
 
-class Moments(Protocol):
-    """AdamW's moments of one parameter, as they are stored between steps."""
-
-    def load(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """First and second moment, fp32, in the shape of the shard."""
-
-    def store(self, first: torch.Tensor, second: torch.Tensor, step: int) -> None:
-        """Keep the moments after `step`."""
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What is stored, by name; shares memory."""
-
-
-def moments(kind: str, name: str, like: torch.Tensor) -> Moments:
+def moments(kind: str, name: str, like: torch.Tensor) -> "Moments":
     """Zero moments of the parameter `name`, whose shard is `like`; `kind` as in training.optimizer_state.
 
     Vectors are small and their moments fp32 in any case.
     """
     if kind == "int8" and like.ndim > 1:
         return QuantizedMoments(like)
-    return Bf16Moments(name, like) if kind == "bf16" else Fp32Moments(like)
+    return Bf16Moments(name, like) if kind == "bf16" else Moments(like)
 
 
-class Fp32Moments:
-    """The moments themselves."""
+class Moments:
+    """AdamW's moments of one parameter, as they are stored between steps: in fp32, or as a subclass says."""
 
-    def __init__(self, like: torch.Tensor) -> None:
-        self._first, self._second = (torch.zeros_like(like, dtype=torch.float32) for _ in range(2))
+    def __init__(self, like: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+        self._first, self._second = (torch.zeros_like(like, dtype=dtype) for _ in range(2))
 
     def load(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """First and second moment, fp32, in the shape of the shard."""
         return self._first, self._second
 
     def store(self, first: torch.Tensor, second: torch.Tensor, step: int) -> None:
-        """Nothing to do: the optimizer updates what `load` returned in place."""
+        """Keep the moments after `step`. In fp32 the optimizer has updated what `load` returned in place."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
+        """What is stored, by name; shares memory."""
         return {"exp_avg": self._first, "exp_avg_sq": self._second}
 
 
-class Bf16Moments:
+class Bf16Moments(Moments):
     """Rounded to bf16: the first moment to nearest, the second at random, in proportion to the distance.
 
     A step changes the second moment by 1 - beta2, 0.1 % of it; rounding to nearest would drop every change below 0.2 %.
     """
 
     def __init__(self, name: str, like: torch.Tensor) -> None:
-        self._first, self._second = (torch.zeros_like(like, dtype=torch.bfloat16) for _ in range(2))
+        super().__init__(like, torch.bfloat16)
         self._seed = zlib.crc32(name.encode())
 
     def load(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,11 +61,8 @@ class Bf16Moments:
         # bf16 is the upper half of fp32; moments are not negative
         self._second.copy_(((second.view(torch.int32) + noise) & ~0xFFFF).view(torch.float32))
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {"exp_avg": self._first, "exp_avg_sq": self._second}
 
-
-class QuantizedMoments:
+class QuantizedMoments(Moments):
     """8-bit blockwise dynamic quantization (Dettmers et al., arXiv:2110.02861).
 
     Each block of up to BLOCK elements of a row is divided by its largest magnitude, and each element becomes the index

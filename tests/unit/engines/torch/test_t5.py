@@ -40,7 +40,7 @@ def tiny(version: dict[str, Any]) -> PreTrainedModel:
     )
     model = T5ForConditionalGeneration(config)
     if not config.scale_decoder_outputs:
-        t5.untie_head(model)
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.2)
     return model.train()

@@ -8,7 +8,6 @@ TensorFlow, transformer.py), and v1.1 does not.
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
@@ -18,7 +17,7 @@ from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import language_model, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.loss import LogitsRule
 from hyperpod_ft.engines.torch.model.t5 import attention
-from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting
+from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting, enter_block
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.engines.torch.tensor_collectives import copy_to_ranks, divide_dropout, sum_over_ranks
 from hyperpod_ft.planning.families import Family
@@ -49,12 +48,6 @@ def return_loss(model: PreTrainedModel, *, fused: bool = False) -> None:
     language_model.check_logits(model, rule, stacks=("encoder", "decoder"))
     attention.replace(model)
     model.forward = _LossForward(model, rule)
-
-
-def untie_head(model: PreTrainedModel) -> None:
-    """Give the output layer its own weight, as v1.1 has; transformers 5 ties it until it reads the files."""
-    head: Any = model.get_output_embeddings()
-    head.weight = nn.Parameter(torch.empty_like(head.weight))
 
 
 class _LossForward(language_model.LossForward):
@@ -113,14 +106,6 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, TensorSpl
 
 
 def _split(block: nn.Module, splitting: Splitting) -> Splitting:
-    block.register_forward_pre_hook(_enter(splitting.group), with_kwargs=True)
+    block.register_forward_pre_hook(enter_block(copy_to_ranks, splitting.group), with_kwargs=True)
     splitting.linears(block, sum_over_ranks)
     return splitting
-
-
-def _enter(group: dist.ProcessGroup) -> Any:
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        states = {name: copy_to_ranks(kwargs[name], group) for name in ("key_value_states",) if name in kwargs}
-        return (copy_to_ranks(args[0], group), *args[1:]), kwargs | states
-
-    return hook
