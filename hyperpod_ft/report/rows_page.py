@@ -7,7 +7,6 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data.inspection.examples import ShownRow
 from hyperpod_ft.report.html import asset, content_policy, environment
-from hyperpod_ft.runs.assets import model_asset
 
 _ASSETS = ("report.css",)
 
@@ -19,7 +18,7 @@ def rows_page(config: RunConfig, source: str, rows: Sequence[ShownRow]) -> str:
         .get_template("report/rows.html.j2")
         .render(
             dataset=source,
-            model=model_asset(config).short_name,
+            model=config.model.asset.short_name,
             rows=rows,
             examples=[example for row in rows for example in row.examples],
             assets=assets,
