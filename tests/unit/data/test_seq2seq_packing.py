@@ -98,10 +98,10 @@ def packed(how: Any, seed: int, pairs: int, widths: tuple[int, int]) -> tuple[Se
     order = random.permutation(pairs)
     layout = pack_seq2seq(how, starts[order], lengths[order], targets[order], widths, seed)
     stream = np.arange(1000, 1000 + lengths.sum(), dtype=np.int32)
-    middle = layout.row_count // 2
+    middle = layout[0].row_count // 2
     blocks = [
         fill_seq2seq(layout, stream, first, stop, widths, PAD, START)
-        for first, stop in ((0, middle), (middle, layout.row_count))
+        for first, stop in ((0, middle), (middle, layout[0].row_count))
         if stop > first
     ]
     rows = Seq2SeqRows(**{name: np.concatenate([getattr(block, name) for block in blocks]) for name in vars(blocks[0])})
@@ -137,9 +137,9 @@ def test_packing_depends_on_its_arguments_only_and_leaves_little_padding() -> No
     lengths, order = sources + targets, random.permutation(6000)
     arguments = ((lengths.cumsum() - lengths)[order], lengths[order], targets[order], widths)
     one, again = pack_seq2seq("bfd", *arguments, 5), pack_seq2seq("bfd", *arguments, 5)
-    assert np.array_equal(one.sources.starts, again.sources.starts) and one.row_count == again.row_count
+    assert np.array_equal(one[0].starts, again[0].starts) and one[0].row_count == again[0].row_count
     bound = max(sources.sum() / widths[0], targets.sum() / widths[1])
-    assert one.row_count <= 1.04 * bound + 1
+    assert one[0].row_count <= 1.04 * bound + 1
 
 
 @pytest.mark.parametrize(
