@@ -54,8 +54,8 @@ def test_source_and_target_end_with_eos_and_have_no_bos() -> None:
 
 def test_a_pair_without_a_source_is_a_bad_row(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [SHORT, {"prompt": " ", "completion": "fox"}])
-    assert found.bad == {"empty prompt": 1} and found.origins[:, 0].tolist() == [0]
-    assert str(found.listed[0]) == "rows.jsonl:2 (empty prompt: an encoder-decoder needs a source)"
+    assert found.counts.bad == {"empty prompt": 1} and found.origins[:, 0].tolist() == [0]
+    assert str(found.counts.listed[0]) == "rows.jsonl:2 (empty prompt: an encoder-decoder needs a source)"
 
 
 def tokenized(directory: Path, rows: list[dict[str, str]], **values: Any) -> TokenizedChunk:
@@ -71,7 +71,12 @@ SHORT = {"prompt": "xyz", "completion": "zyx"}
 
 def test_what_is_too_long_is_cut_on_its_side(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [SHORT, LONG_SOURCE, LONG_TARGET], overlong="truncate")
-    assert (found.raw_rows, found.truncated, found.emptied, found.bad.total()) == (3, 2, 0, 0)
+    assert (found.counts.rows_read, found.counts.truncated, found.counts.emptied, found.counts.bad.total()) == (
+        3,
+        2,
+        0,
+        0,
+    )
     first, second, third = np.split(found.tokens.ids, found.tokens.lengths.cumsum()[:-1])
     assert first.tolist() == [*ids("xyz"), EOS, *ids("zyx"), EOS]
     # a source keeps its EOS, a target does not: the model must not learn to stop there
@@ -82,9 +87,9 @@ def test_what_is_too_long_is_cut_on_its_side(tmp_path: Path) -> None:
 
 def test_what_is_too_long_is_dropped_with_both_lengths(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [LONG_SOURCE, SHORT, LONG_TARGET])
-    assert found.bad == {TOO_LONG: 2} and found.origins[:, 0].tolist() == [1]
+    assert found.counts.bad == {TOO_LONG: 2} and found.origins[:, 0].tolist() == [1]
     assert len(found.tokens) == 1 and found.tokens.lengths.tolist() == [len(ids("xyz")) + len(ids("zyx")) + 2]
-    first, last = (row.detail for row in found.listed)
+    first, last = (row.detail for row in found.counts.listed)
     assert "27 tokens of source" in first and "max_length is 16" in first
     assert "15 of target" in last and "max_target_length 8" in last
 
