@@ -206,7 +206,7 @@ def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
 
 
 def _chats(facts: Any) -> Mapping[str, Any]:
-    """Those about conversations; none for other formats, of an earlier version, or if one is damaged."""
+    """Those about conversations; none for other formats, or if one is damaged."""
     if not isinstance(facts, dict) or not _has(facts, _CHAT_FACTS):
         return {}
     tokens = facts.get("compared_tokens")

@@ -39,7 +39,7 @@ def _rouge(both: RougeScores) -> str:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """A finished training. None: unknown for this machine or model, not requested, or not in an earlier record.
+    """A finished training. None: unknown for this machine or model, or not requested.
 
     A field is a line of the table, in this order, and the fact of that name unless `summary_of` says otherwise.
     """
