@@ -5,20 +5,24 @@ subreaper (prctl(2)) stays the ancestor of all of them: a process that loses its
 """
 
 import ctypes
+import json
 import os
+import select
 import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc/self")
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _ZOMBIE = ("Z", "X")
 _KILL_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 _READ_AHEAD = 1 << 17  # bytes, Linux's default
 _TRANSFERRED = ("rchar", "wchar", "read_bytes")  # the last: from a disk, so that of a mapped file too
 
@@ -176,6 +180,51 @@ def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+class JsonProcess:
+    """A program that answers each line of JSON on its standard input with one on its standard output.
+
+    It has a session of its own: what signals the group of its parent does not end it.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], **options: Any) -> None:
+        """`options`: others of Popen. Raises OSError."""
+        pipe = subprocess.PIPE
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            argv, env=environment, stdin=pipe, stdout=pipe, start_new_session=True, **options
+        )
+        assert self.process.stdin and self.process.stdout
+        self.stdin, self._stdout = self.process.stdin, self.process.stdout
+        os.set_blocking(self.stdin.fileno(), False)
+
+    def ask(self, value: Mapping[str, Any], waiting: Callable[[], None]) -> dict[str, Any]:
+        """The answer to a line. Raises EOFError when the program has ended, ValueError when the answer is no JSON.
+
+        `waiting` is called while the program does not read or answer, every 0.1 s; what it raises ends the wait.
+        """
+        line, answer = json.dumps(value, default=str).encode() + b"\n", b""
+        with suppress(BrokenPipeError):  # reading says that it has ended
+            while line:
+                while not select.select([], [self.stdin], [], _POLL_SECONDS)[1]:
+                    waiting()
+                line = line[os.write(self.stdin.fileno(), line) :]
+        while not answer.endswith(b"\n"):
+            while not select.select([self._stdout], [], [], _POLL_SECONDS)[0]:
+                waiting()
+            if not (received := os.read(self._stdout.fileno(), 1 << 16)):
+                raise EOFError
+            answer += received
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def kill(self) -> int:
+        """End it and its process group at once; returns its exit status."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.stdin.close()
+        self._stdout.close()  # not read to its end: what left the process group may hold it
+        return self.process.wait()
 
 
 def kill_descendants(spare: Collection[int] = ()) -> list[int]:

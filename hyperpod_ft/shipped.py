@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,12 @@ def shipped(folder: str) -> Path:
     """A folder of the repository that the wheel carries inside the package (`templates`, `examples`, `lifecycle`)."""
     inside = PACKAGE / folder
     return inside if inside.is_dir() else PACKAGE.parent / folder
+
+
+def importing_the_kit(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which a program of any interpreter imports this copy of the kit; `environment`: the others."""
+    path = filter(None, (str(PACKAGE.parent), environment.get("PYTHONPATH")))
+    return {**environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def installing(extra: str, python: str = "") -> str:

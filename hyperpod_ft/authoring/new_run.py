@@ -33,7 +33,6 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.config.sections.training import last_parts
 from hyperpod_ft.data import source_files
 from hyperpod_ft.download.assets import look_up_source
-from hyperpod_ft.download.listing import Listing
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.planning.families import default_targets, family_of
@@ -305,13 +304,11 @@ def _model_directory(config: RunConfig, scratch: Path, draft: Draft) -> Path | N
     """A directory with the model's config.json, fetched if needed; None, and a line in the file, if it cannot be."""
     if here := config_directory(config):
         return here
-    asset = sources.Asset(config.model.source, config.model.revision or "")
     try:
-        source = source_of("model", "model.source", asset)
-        listing = source.listing()
-        wanted = tuple(file for file in listing.files if file.name == CONFIG)
-        source.fetch(Listing(wanted, listing.commit), scratch)
-        if wanted:
+        source = source_of("model", "model.source", config.model.asset)
+        wanted = source.listing().only(CONFIG)
+        source.fetch(wanted, scratch)
+        if wanted.files:
             return scratch
         reason = f"it has no {CONFIG}"
     except UserError as error:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.verify.verify import Verification
     from hyperpod_ft.runs.chain import Link
 
-app = typer.Typer()
-
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New directory to write.")]
 ShardSize = Annotated[
     str | None,
@@ -38,7 +36,6 @@ _ALIASES = _DTYPES | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(GB|MB)?", re.IGNORECASE)
 
 
-@app.command()
 def consolidate(
     checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="Sharded checkpoint that training wrote.")],
     output: Output,
@@ -76,7 +73,6 @@ def consolidate(
         _print_consolidated(output, opened, done.nbytes, seconds)
 
 
-@app.command()
 def merge(
     base: Annotated[Path, typer.Option(metavar="DIR", help="Model that the adapter was trained on.")],
     adapter: Annotated[list[Path], typer.Option(metavar="DIR", help="PEFT adapter; may be repeated.")],
@@ -207,7 +203,6 @@ def _pace(nbytes: int, seconds: float) -> str:
     return f"{seconds:.1f} s ({nbytes / max(seconds, 1e-3) / 1e6:.0f} MB/s)"
 
 
-@app.command()
 def verify(
     reference: ModelReference = None,
     against: Annotated[

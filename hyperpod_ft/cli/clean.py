@@ -12,13 +12,10 @@ from hyperpod_ft.cli.output.tables import print_json
 if TYPE_CHECKING:
     from hyperpod_ft.clean.inventory import DiskUsage, Inventory, Item
 
-app = typer.Typer()
-
 _DAY = 86_400.0
 _SHOWN = 40  # the largest items
 
 
-@app.command()
 def clean(
     root: Root = None,
     what: Annotated[

@@ -8,14 +8,11 @@ import typer
 from hyperpod_ft.cli.options import Json
 from hyperpod_ft.errors import UserError
 
-app = typer.Typer()
-
 Report = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Also write a text for a bug report, without secrets.")
 ]
 
 
-@app.command()
 def doctor(
     run_file: Annotated[
         str | None,

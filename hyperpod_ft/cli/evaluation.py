@@ -7,10 +7,7 @@ import typer
 
 from hyperpod_ft.cli.options import RunReference, Watch
 
-app = typer.Typer()
 
-
-@app.command(name="eval")
 def eval_command(
     tasks: Annotated[
         str, typer.Option("--tasks", metavar="NAME,...", help="Tasks or groups of lm-evaluation-harness.")

@@ -8,9 +8,8 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -75,23 +74,8 @@ def answers() -> Iterator[Interview]:
         raise
 
 
-class Method(str, Enum):
-    """What is trained."""
-
-    lora = "lora"
-    full = "full"
-
-
-class Format(str, Enum):
-    """The formats of a dataset that need no template."""
-
-    dolly = "dolly"
-    alpaca = "alpaca"
-    prompt_completion = "prompt-completion"
-    chat = "chat"
-    text = "text"
-    preference = "preference"
-    unpaired_preference = "unpaired-preference"
+Format = Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "preference", "unpaired-preference"]
+"""The formats of a dataset that need no template."""
 
 
 def _recipes() -> str:
@@ -108,7 +92,8 @@ def init(
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of training nodes.", show_default="1")] = None,
     method: Annotated[
-        Method | None, typer.Option(help="Train LoRA adapters, or all parameters.", show_default="lora")
+        Literal["lora", "full"] | None,
+        typer.Option(help="Train LoRA adapters, or all parameters.", show_default="lora"),
     ] = None,
     dataset_format: Annotated[
         Format | None,
@@ -132,7 +117,6 @@ def init(
     """
     if output.exists():
         raise UserError(f"{output} exists", "give another name with -o")
-    known_format = dataset_format.value if dataset_format else None
     if recipe is not None:
         if model or dataset or instance or nodes or method or dataset_format or split or other:
             raise UserError(
@@ -149,15 +133,15 @@ def init(
                 from hyperpod_ft.authoring.conversion.convert import Supplement
 
                 (instance,) = asked.ask(_instance(instance))
-                _convert(other, Supplement(instance, nodes or 1, model, dataset, known_format), output)
+                _convert(other, Supplement(instance, nodes or 1, model, dataset, dataset_format), output)
             else:
                 from hyperpod_ft.authoring.new_run import NewRun
 
                 _require_some(model, dataset, instance)
-                questions = *_sources(model, dataset, known_format, split, output), _instance(instance)
+                questions = *_sources(model, dataset, dataset_format, split, output), _instance(instance)
                 model, dataset, instance = asked.ask(*questions)
-                trained = (method or Method.lora).value
-                _write(NewRun(model, dataset, instance, nodes or 1, trained, known_format, split), output, asked)
+                wanted = NewRun(model, dataset, instance, nodes or 1, method or "lora", dataset_format, split)
+                _write(wanted, output, asked)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft plan {output}")
 
 
@@ -195,7 +179,7 @@ def _instance(given: str | None) -> Question:
 def _asked_format(asked: Interview, why: str) -> str:
     """The format, asked for on a terminal where it cannot be recognized."""
     print(why, file=sys.stderr)
-    formats = [one.value for one in Format]
+    formats = get_args(Format)
 
     def check(given: str) -> None:
         if given not in formats:

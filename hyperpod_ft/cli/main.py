@@ -11,16 +11,16 @@ import typer
 
 from hyperpod_ft import __version__
 from hyperpod_ft.annexes import annexes
-from hyperpod_ft.cli.checkpoint import app as checkpoint_app
-from hyperpod_ft.cli.clean import app as clean_app
+from hyperpod_ft.cli.checkpoint import consolidate, merge, verify
+from hyperpod_ft.cli.clean import clean
 from hyperpod_ft.cli.data import app as data_app
-from hyperpod_ft.cli.doctor import app as doctor_app
-from hyperpod_ft.cli.evaluation import app as evaluation_app
+from hyperpod_ft.cli.doctor import doctor
+from hyperpod_ft.cli.evaluation import eval_command
 from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.options import Json, Overrides, Root, RunReference, RunReferences, Watch, command_group
 from hyperpod_ft.cli.output.tables import print_json
-from hyperpod_ft.cli.replay import app as replay_app
-from hyperpod_ft.cli.sharing import app as sharing_app
+from hyperpod_ft.cli.replay import replay
+from hyperpod_ft.cli.sharing import push, report, track, watch
 from hyperpod_ft.cli.sweep.commands import app as sweep_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of, printable
 
@@ -47,12 +47,9 @@ app = typer.Typer(
 )
 app.add_typer(sweep_app, name="sweep", help="A run file with many settings. `sweep FILE` submits a run for each.")
 app.add_typer(data_app, name="data", help="The rows of a run file. `data show` shows what is trained of them.")
-app.add_typer(checkpoint_app)
-app.add_typer(evaluation_app)
-app.add_typer(doctor_app)
-app.add_typer(clean_app)
-app.add_typer(replay_app)
-app.add_typer(sharing_app)
+for _command in (init, clean, consolidate, doctor, merge, push, replay, report, track, verify, watch):
+    app.command()(_command)
+app.command(name="eval")(eval_command)
 for _annex in annexes():
     for _commands in _annex.commands():
         app.add_typer(_commands.app, name=_commands.name, help=_commands.help)
@@ -74,9 +71,6 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
-
-
-app.command()(init)
 
 
 @app.command()

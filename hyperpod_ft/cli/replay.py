@@ -10,10 +10,7 @@ import typer
 from hyperpod_ft.cli.options import RunReference
 from hyperpod_ft.errors import UserError
 
-app = typer.Typer()
 
-
-@app.command()
 def replay(
     reference: RunReference = None,
     *,

@@ -12,12 +12,9 @@ if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
     from hyperpod_ft.upload.push import Upload
 
-app = typer.Typer()
-
 _TRACK_SECONDS = 600.0
 
 
-@app.command()
 def report(
     runs: RunReferences = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page.")] = Path("report.html"),
@@ -37,7 +34,6 @@ def report(
     print(output)
 
 
-@app.command()
 def track(reference: RunReference = None) -> None:
     """Publish to the run's trackers what they do not have yet: metrics and final figures.
 
@@ -62,7 +58,6 @@ def track(reference: RunReference = None) -> None:
     raise typer.Exit(1 if any(state.problem for state in states.values()) else 0)
 
 
-@app.command()
 def push(
     reference: RunReferences = None,
     *,
@@ -111,7 +106,6 @@ def _upload(run: "Run", adapter: bool) -> "Upload":
     return push.adapter_upload(run, model_card(run, str(record.facts["chat_template"]) if record else "", adapter=True))
 
 
-@app.command()
 def watch(
     reference: RunReference = None,
 ) -> None:

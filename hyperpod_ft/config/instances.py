@@ -39,12 +39,12 @@ class Instance:
 
     @property
     def nvme(self) -> bool:
-        """Whether SageMaker gives it its local disks and no volume; EC2's pages list them for all of these types."""
-        return self.has_accelerators
+        """Whether SageMaker gives it its local disks and no volume; EC2's pages list them for all but inf2."""
+        return self.has_accelerators and not self.name.startswith("inf2.")
 
     @property
     def is_neuron(self) -> bool:
-        """Whether it has Trainium chips."""
+        """Whether it has Trainium or Inferentia chips."""
         return self.device == "neuron"
 
     @property
@@ -153,46 +153,20 @@ def alternatives(name: str) -> str:
     return f"give it with its size, as in p5.48xlarge; families: {', '.join(families)}"
 
 
-@dataclass(frozen=True)
-class EndpointInstance:
-    """An instance of an endpoint. A device is a GPU or a NeuronCore: what a rank of tensor parallelism runs on."""
-
-    name: str
-    device: str  # torch's name: "cuda", "neuron"
-    devices: int
-    device_gib: float  # memory of one device
-    chips: int  # what SageMaker counts as accelerator devices
-    nvme: bool  # has local disks, which hold model and image; others need a volume
-
-    @property
-    def is_neuron(self) -> bool:
-        """Whether it has Inferentia or Trainium chips."""
-        return self.device == "neuron"
-
-    @property
-    def gib(self) -> float:
-        return self.devices * self.device_gib
+_INF2_CHIPS = {"xlarge": 1, "8xlarge": 1, "24xlarge": 6, "48xlarge": 12}
 
 
-def _neuron(name: str, chips: int, *, nvme: bool) -> EndpointInstance:
-    return EndpointInstance(name, "neuron", 2 * chips, 16, chips, nvme)
+def _for_endpoints(name: str, chips: int) -> Instance:
+    """With two cores of 16 GiB on a chip, as Inferentia2 and Trainium have."""
+    return Instance(name, "neuron", 2 * chips, chips, device_gib=32)
 
 
-ENDPOINT_INSTANCES: dict[str, EndpointInstance] = {
-    instance.name: instance
-    for instance in (
-        *(
-            EndpointInstance(name, "cuda", it.devices, it.device_gib, it.devices, it.nvme)
-            for name, it in CATALOGUE.items()
-            if it.device == "cuda"
-        ),
-        _neuron("inf2.xlarge", 1, nvme=False),
-        _neuron("inf2.8xlarge", 1, nvme=False),
-        _neuron("inf2.24xlarge", 6, nvme=False),
-        _neuron("inf2.48xlarge", 12, nvme=False),
-        _neuron("trn1.2xlarge", 1, nvme=True),
-        _neuron("trn1.32xlarge", 16, nvme=True),
-    )
+# instances that endpoints may have; a rank is one of tensor parallelism
+ENDPOINT_INSTANCES: dict[str, Instance] = {
+    **{name: instance for name, instance in CATALOGUE.items() if instance.device == "cuda"},
+    **{f"inf2.{size}": _for_endpoints(f"inf2.{size}", chips) for size, chips in _INF2_CHIPS.items()},
+    "trn1.2xlarge": _for_endpoints("trn1.2xlarge", 1),
+    "trn1.32xlarge": CATALOGUE["trn1.32xlarge"],
 }
 
 

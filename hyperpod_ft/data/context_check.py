@@ -11,7 +11,7 @@ from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.images.reader import ImagesBeside
+from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing.sources import ReadExample
 from hyperpod_ft.data.reading import RawRow
@@ -19,6 +19,7 @@ from hyperpod_ft.data.report import ChatReport, EndOfTurn
 from hyperpod_ft.data.stored.token_stream import StoredTokens
 from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example
+from hyperpod_ft.data.text.formats import RowImages
 from hyperpod_ft.data.tokenization import ChatCount
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, printable
@@ -41,8 +42,8 @@ def chat_report(
     for number in chats:
         one, own = found[number], tokens.of(np.array([number]))
         (example,) = one.documents
-        images = encoder.images_of(one.row, one.source.directory)
-        compared += check(one.row, example, one.source.part.dataset, encoder.tokenizer, own.ids, own.trained, images)
+        images, dataset = encoder.images_of(one.row, one.source.directory), one.source.part.dataset
+        compared += check(one.row, example, dataset, encoder.tokenizer, own.ids, own.trained, images, encoder.images)
     return ChatReport(
         turns=counts.turns,
         unrolled=counts.unrolled,
@@ -65,7 +66,8 @@ def check(
     tokenizer: Tokenizer,
     ids: NDArray[np.int32],
     trained: NDArray[np.bool_],
-    images: ImagesBeside | None = None,
+    images: RowImages | None = None,
+    reader: ImageReader | None = None,
 ) -> int:
     """Compare each turn's context in a prepared example with the ids that `serve` reads for the same messages.
 
@@ -78,8 +80,8 @@ def check(
     for place in example.places:
         where = f"{row.where}: message {place + 1}"
         asked = chat.request(given, tokenizer, place)
-        if images:
-            served = images.reader.ids(asked, given.images_before(place))
+        if reader:
+            served = reader.ids(asked, given.images_before(place))
         else:
             served = tokenizers.prompt_ids(tokenizer, asked, chat=True)
         start = len(served)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from hyperpod_ft.data import tokenizer
 from hyperpod_ft.data.byte_level import bpe
 from hyperpod_ft.data.byte_level.bpe import ByteLevelBpe
-from hyperpod_ft.data.images.reader import ImageReader, ImagesBeside
+from hyperpod_ft.data.images.reader import ImageReader
 from hyperpod_ft.data.reading import RawRow
+from hyperpod_ft.data.text.formats import RowImages
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 
@@ -33,26 +34,11 @@ class Encoded:
     lengths: NDArray[np.int64]
 
 
-class Backend(Protocol):
-    """A library that tokenizes: tokenizers or tiktoken."""
-
-    @property
-    def library(self) -> Any:
-        """The same tokenizer in the `tokenizers` library."""
-
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """Encode each text separately. Adds no special tokens, but recognizes those written in the text."""
-
-    @property
-    def reach(self) -> int | None:
-        """How many characters beside a cut in a text show whether it changes tokens; None: all of them."""
-
-
 @dataclass(frozen=True)
 class Encoder:
     """A model's tokenizer as the dataset stage uses it."""
 
-    backend: Backend
+    backend: "LibraryBackend | RankedBackend"
     bos: tuple[int, ...]  # BOS, if the tokenizer adds it to a text
     eos: int
     pad: int
@@ -76,9 +62,9 @@ class Encoder:
         bos = described.opening if described.opening == (described.bos,) else ()
         return cls(ranked, bos, described.eos, described.eos if described.pad is None else described.pad, None)
 
-    def images_of(self, row: RawRow, directory: Path) -> ImagesBeside | None:
+    def images_of(self, row: RawRow, directory: Path) -> RowImages | None:
         """The images of a row of the dataset in `directory`; None where rows have none."""
-        return ImagesBeside(self.images, row.folder(directory)) if self.images else None
+        return self.images.beside(row.folder(directory)) if self.images else None
 
     @property
     def special_ids(self) -> NDArray[np.int32]:
@@ -123,7 +109,7 @@ class Encoder:
         return self.tokenizer.backend_tokenizer if self.tokenizer else self.backend.library
 
     @classmethod
-    def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":
+    def of(cls, loaded: Tokenizer, backend: "RankedBackend | None" = None) -> "Encoder":
         """The encoder of a tokenizer of transformers."""
         assert loaded.eos_token_id is not None  # tokenizer.load refuses such a model
         # byte-level tokenizers name one too, which they never use
@@ -140,12 +126,16 @@ class Encoder:
 
 @dataclass(frozen=True)
 class LibraryBackend:
-    """Any tokenizer of the `tokenizers` library."""
+    """Any tokenizer of the `tokenizers` library.
+
+    `reach`: how many characters beside a cut in a text show whether it changes tokens; None: all of them.
+    """
 
     library: Any
     reach: None = None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode each text separately. Adds no special tokens, but recognizes those written in the text."""
         ids = tokenizer.encode(self.library, list(texts))
         lengths = np.array([len(piece) for piece in ids], np.int64)
         return Encoded(np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum())), lengths)
@@ -153,7 +143,7 @@ class LibraryBackend:
 
 @dataclass(frozen=True)
 class RankedBackend:
-    """tiktoken with the model's tokens."""
+    """tiktoken with the model's tokens. `library`: the same tokenizer in the `tokenizers` library."""
 
     encoding: Any
     added: frozenset[str]

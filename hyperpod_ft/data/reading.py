@@ -243,15 +243,10 @@ def _read_parquet(path: Path, chunk: Chunk) -> Iterator[RawRow | BadRow]:
 def _values(batch: Any) -> list[dict[str, Any] | None]:
     try:
         return [{name: _without_nulls(value) for name, value in row.items()} for row in batch.to_pylist()]
-    except UnicodeDecodeError:  # find the row
-        return [_value(batch.slice(index, 1)) for index in range(batch.num_rows)]
-
-
-def _value(batch: Any) -> dict[str, Any] | None:
-    try:
-        return {name: _without_nulls(value) for name, value in batch.to_pylist()[0].items()}
     except UnicodeDecodeError:
-        return None
+        if batch.num_rows == 1:
+            return [None]
+        return [row for index in range(batch.num_rows) for row in _values(batch.slice(index, 1))]  # find it
 
 
 def _without_nulls(value: Any) -> Any:

@@ -1,103 +1,16 @@
-"""Counts of the raw rows and tokens of a dataset, for report.json, the record and the log."""
+"""What a prepared dataset consists of, for report.json, the record and the log."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.config.sections.data import Data, Part
-from hyperpod_ft.config.sections.inputs import Dataset
-from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.inspection.shown import Tally
 from hyperpod_ft.data.mixing.source_report import SourceReport
-from hyperpod_ft.data.reading import BadRow
-from hyperpod_ft.data.tokenization import ChatCount, TokenizedChunk
-from hyperpod_ft.errors import UserError, printable
+from hyperpod_ft.errors import printable
 
-LISTED = 50  # bad rows named in report.json
-_NAMED_IN_ERROR = 5
 _LENGTH_BINS = 40
-
-
-@dataclass
-class RawRowCount:
-    """The raw rows read so far: used, or bad and why."""
-
-    rows_read: int = 0
-    rows_used: int = 0
-    truncated: int = 0
-    emptied: int = 0
-    unknown_tokens: int = 0
-    unknown_in: int = 0
-    chats: ChatCount = field(default_factory=ChatCount)
-    unused: set[str] = field(default_factory=set)
-    bad: Counter[str] = field(default_factory=Counter)
-    listed: list[BadRow] = field(default_factory=list)
-
-    def add(self, chunk: TokenizedChunk, source: str = "") -> None:
-        """`source`: what comes before the names of its files, if there are several."""
-        self.rows_read += chunk.raw_rows
-        self.rows_used += len(np.unique(chunk.origins[:, 0]))
-        self._add(chunk, source)
-
-    @classmethod
-    def total(cls, counts: Iterable["RawRowCount"]) -> "RawRowCount":
-        """Those of all sources."""
-        total = cls()
-        for one in counts:
-            total.rows_read += one.rows_read
-            total.rows_used += one.rows_used
-            total._add(one)
-        return total
-
-    def _add(self, other: "TokenizedChunk | RawRowCount", source: str = "") -> None:
-        """What a chunk and a count both have."""
-        self.truncated += other.truncated
-        self.emptied += other.emptied
-        self.unknown_tokens += other.unknown_tokens
-        self.unknown_in += other.unknown_in
-        self.chats += other.chats
-        self.unused |= other.unused
-        self.bad += other.bad
-        listed = other.listed[: LISTED - len(self.listed)]
-        self.listed += [replace(row, where=f"{source}{row.where}") for row in listed]
-
-    def require_some(self, part: Part) -> None:
-        """Raises UserError when no row of the source can be used, with any `max_bad_rows`."""
-        if not self.rows_used:
-            named = self._named()
-            raise UserError(
-                f"none of the {self.rows_read} rows can be used{': ' if named else ''}{named}",
-                f"correct {part.key}.format, {part.key}.source, {part.key}.files or the rows"
-                + self._for_long_ones(part.dataset),
-            )
-
-    def check(self, dataset: Data | Dataset) -> None:
-        """Raises UserError when more rows are bad than `max_bad_rows`."""
-        count = self.bad.total()
-        if count > dataset.max_bad_rows:
-            remedy = f"correct them, or set dataset.max_bad_rows to {count} or more" + self._for_long_ones(dataset)
-            raise UserError(
-                f"{count} of {self.rows_read} rows cannot be used and dataset.max_bad_rows is"
-                f" {dataset.max_bad_rows}: {self._named()}",
-                remedy,
-            )
-
-    def _named(self) -> str:
-        count = self.bad.total()
-        named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
-        return named + (f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else "")
-
-    def _for_long_ones(self, dataset: Data | Dataset) -> str:
-        if not self.bad[TOO_LONG] + self.emptied:
-            return ""
-        lengths = "max_length or max_target_length" if dataset.max_target_length else "max_length"
-        truncate = " or set dataset.overlong to truncate" if self.bad[TOO_LONG] and dataset.has_answers else ""
-        return f", or for long ones raise dataset.{lengths}{truncate}"
-
-
 _MOSTLY = 0.5  # of all positions
 
 

@@ -1,48 +1,28 @@
 """The raw rows of a chunk to token arrays: parse, render, tokenize, and count every one."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperpod_ft.config.sections.data import Data, Part
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.fitting import Fitted
+from hyperpod_ft.data.fitting import TOO_LONG, Fitted
 from hyperpod_ft.data.reading import BadRow, Chunk
 from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.tokens import Tokens
+from hyperpod_ft.errors import UserError
 
-# Bad rows of a chunk that are listed with their line; all are counted.
-LISTED_PER_CHUNK = 50
-
-
-@dataclass(frozen=True)
-class TokenizedChunk:
-    """A chunk's examples and bad rows. `tokens` are those of their documents, `dataset.documents_per_example` each.
-
-    origins: int32 [examples, 2], the number of each example's raw row in the chunk, and which of its examples it is,
-    both from 0. desirable: bool [examples], their labels; empty for all formats but `unpaired-preference`.
-    """
-
-    tokens: Tokens
-    origins: NDArray[np.int32]
-    desirable: NDArray[np.bool_]
-    raw_rows: int
-    truncated: int
-    emptied: int  # left without a completion by truncation, and so not examples
-    chats: "ChatCount"
-    unknown_tokens: int  # that stand for text for which the tokenizer has none
-    unknown_in: int  # examples
-    unused: frozenset[str]  # columns that the format does not use
-    bad: Counter[str]  # by reason
-    listed: tuple[BadRow, ...]
+LISTED = 50  # bad rows that are listed with their line; all are counted
+_NAMED_IN_ERROR = 5
 
 
 @dataclass(frozen=True)
@@ -82,6 +62,91 @@ class ChatCount:
 
     def __add__(self, other: "ChatCount") -> "ChatCount":
         return ChatCount(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+
+@dataclass
+class RawRowCount:
+    """Raw rows that were read: used, or bad and why."""
+
+    rows_read: int = 0
+    rows_used: int = 0
+    truncated: int = 0  # examples, as the next ones
+    emptied: int = 0  # left without a completion by truncation, and so not examples
+    unknown_tokens: int = 0  # that stand for text for which the tokenizer has none
+    unknown_in: int = 0  # examples
+    chats: ChatCount = field(default_factory=ChatCount)
+    unused: set[str] = field(default_factory=set)  # columns that the format does not use
+    bad: Counter[str] = field(default_factory=Counter)  # by reason
+    listed: list[BadRow] = field(default_factory=list)  # the first of them
+
+    def add(self, other: "RawRowCount", source: str = "") -> None:
+        """`source`: what comes before the names of the other's files, if there are several."""
+        self.rows_read += other.rows_read
+        self.rows_used += other.rows_used
+        self.truncated += other.truncated
+        self.emptied += other.emptied
+        self.unknown_tokens += other.unknown_tokens
+        self.unknown_in += other.unknown_in
+        self.chats += other.chats
+        self.unused |= other.unused
+        self.bad += other.bad
+        listed = other.listed[: LISTED - len(self.listed)]
+        self.listed += [replace(row, where=f"{source}{row.where}") for row in listed]
+
+    @classmethod
+    def total(cls, counts: Iterable["RawRowCount"]) -> "RawRowCount":
+        """Those of all sources."""
+        total = cls()
+        for one in counts:
+            total.add(one)
+        return total
+
+    def require_some(self, part: Part) -> None:
+        """Raises UserError when no row of the source can be used, with any `max_bad_rows`."""
+        if not self.rows_used:
+            named = self._named()
+            raise UserError(
+                f"none of the {self.rows_read} rows can be used{': ' if named else ''}{named}",
+                f"correct {part.key}.format, {part.key}.source, {part.key}.files or the rows"
+                + self._for_long_ones(part.dataset),
+            )
+
+    def check(self, dataset: Data | Dataset) -> None:
+        """Raises UserError when more rows are bad than `max_bad_rows`."""
+        count = self.bad.total()
+        if count > dataset.max_bad_rows:
+            remedy = f"correct them, or set dataset.max_bad_rows to {count} or more" + self._for_long_ones(dataset)
+            raise UserError(
+                f"{count} of {self.rows_read} rows cannot be used and dataset.max_bad_rows is"
+                f" {dataset.max_bad_rows}: {self._named()}",
+                remedy,
+            )
+
+    def _named(self) -> str:
+        count = self.bad.total()
+        named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
+        return named + (f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else "")
+
+    def _for_long_ones(self, dataset: Data | Dataset) -> str:
+        if not self.bad[TOO_LONG] + self.emptied:
+            return ""
+        lengths = "max_length or max_target_length" if dataset.max_target_length else "max_length"
+        truncate = " or set dataset.overlong to truncate" if self.bad[TOO_LONG] and dataset.has_answers else ""
+        return f", or for long ones raise dataset.{lengths}{truncate}"
+
+
+@dataclass(frozen=True)
+class TokenizedChunk:
+    """A chunk's examples. `tokens` are those of their documents, `dataset.documents_per_example` each.
+
+    origins: int32 [examples, 2], the number of each example's raw row in the chunk, and which of its examples it is,
+    both from 0. desirable: bool [examples], their labels; empty for all formats but `unpaired-preference`.
+    """
+
+    tokens: Tokens
+    origins: NDArray[np.int32]
+    desirable: NDArray[np.bool_]
+    counts: RawRowCount
 
 
 def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Encoder) -> TokenizedChunk:
@@ -129,15 +194,18 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         tokens=left,
         origins=np.array([(rows[number][0], place) for number, place in origins], np.int32).reshape(-1, 2)[kept],
         desirable=np.array(labels, np.bool_)[kept] if (labels := _labels(examples)) else np.empty(0, np.bool_),
-        raw_rows=raw_rows,
-        truncated=int((fitted.truncated & kept).sum()),
-        emptied=int(fitted.emptied.sum()),
-        chats=ChatCount.of(made, kept, used, left, encoder) if dataset.format == "chat" else ChatCount(),
-        unknown_tokens=len(unknown),
-        unknown_in=len(np.unique(unknown_in)),
-        unused=frozenset(unused.names),
-        bad=Counter(row.reason for _, row in bad),
-        listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),
+        counts=RawRowCount(
+            rows_read=raw_rows,
+            rows_used=len(used),
+            truncated=int((fitted.truncated & kept).sum()),
+            emptied=int(fitted.emptied.sum()),
+            unknown_tokens=len(unknown),
+            unknown_in=len(np.unique(unknown_in)),
+            chats=ChatCount.of(made, kept, used, left, encoder) if dataset.format == "chat" else ChatCount(),
+            unused=unused.names,
+            bad=Counter(row.reason for _, row in bad),
+            listed=[row for _, row in bad[:LISTED]],
+        ),
     )
 
 

@@ -20,7 +20,7 @@ from hyperpod_ft.download.listing import Choice, File, FileSource, Listing, data
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.engine_rules import limits_of
-from hyperpod_ft.runs.assets import Kind, assets, config_directory, early_config, model_asset
+from hyperpod_ft.runs.assets import Kind, assets, config_directory, early_config
 from hyperpod_ft.runs.run import Run
 
 _MODEL = "model.source"
@@ -29,7 +29,7 @@ _AT_A_TIME = 8
 
 
 def model(run: Run) -> Wanted:
-    asset, extended = model_asset(run.config), bool(run.config.model.added_tokens)
+    asset, extended = run.config.model.asset, bool(run.config.model.added_tokens)
     files = model_files(_MODEL, asset.source)
 
     def choose(offered: Sequence[File]) -> Sequence[File]:
@@ -186,7 +186,7 @@ def ensure_model_config(config: RunConfig) -> None:
     if config.parallelism.degrees == "manual" or config_directory(config):
         return
     limits_of(config.engine).check_settings(config)  # before anything is fetched
-    asset, final = model_asset(config), early_config(config)
+    asset, final = config.model.asset, early_config(config)
     source = source_of("model", _MODEL, asset)
     listing = source.listing()
     wanted = listing.only(CONFIG)

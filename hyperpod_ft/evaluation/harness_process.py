@@ -14,7 +14,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.harness import ScoresRequest, TasksAnswer, TasksRequest
 from hyperpod_ft.runs.results.evaluation import ModelScores
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.shipped import PACKAGE
+from hyperpod_ft.shipped import importing_the_kit
 
 _PROGRAM = "hyperpod_ft.evaluation.harness"
 _PROGRESS_SECONDS = 10
@@ -74,8 +74,7 @@ def _variables(paths: RunPaths, allow_code: bool) -> dict[str, str]:
     given = os.environ
     cache = Path(given.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     variables = {
-        **given,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE.parent), given.get("PYTHONPATH")))),
+        **importing_the_kit(given),
         "HF_HOME": str(paths.evaluation_hub),
         # the user's own token, which HF_HOME would move
         "HF_TOKEN_PATH": given.get("HF_TOKEN_PATH", str(cache / "token")),

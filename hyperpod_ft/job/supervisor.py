@@ -125,7 +125,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         growth = Growth(run, signals.host, earlier)
         if run.config.env.container:
             _answer_for_nodes(signals.host)
-        attempt = _attempt(run.journal, stage, command, signals, growth, resumed_from, job_id, earlier)
+        attempt = _Running(run.journal, stage, signals, growth, earlier).attempt(command, resumed_from)
         measured = run.journal.references_measured() > references
         attempt = replace(attempt, measured=measured, grows=growth.is_due, nodes=signals.host.nodes)
         decision = decide(attempt, earlier)
@@ -191,63 +191,96 @@ def _let_end(child: "subprocess.Popen[bytes]", signals: Signals) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _attempt(
-    journal: Journal,
-    stage: str,
-    command: Sequence[str],
-    signals: Signals,
-    growth: Growth,
-    resumed_from: int,
-    job_id: str,
-    earlier: Sequence[Attempt],
-) -> Attempt:
-    directory = journal.paths.attempt_directory(stage, job_id)
-    publish.remove(directory)
-    # what still ends on another node may have made it again, for its report
-    directory.mkdir(parents=True, exist_ok=True)
-    number = str(len(earlier))
-    environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory), job_files.ATTEMPT_NUMBER: number}
-    child = signals.begin(command, environment)
-    # precompile works before and after an attempt too
-    if stage != "train" or not signals.host.passes_words:
-        words.leave(child)
-    outlived = _wait(journal, stage, child, signals, growth, directory, earlier)
-    recorded = outlived == "record" or journal.is_done(stage)
-    if child.returncode and not recorded:
-        # a job that is cancelled did not crash; after a crash, srun ends other nodes by SIGTERM too
-        statuses = {shell_status(child.returncode), *(failure.status for failure in recovery.failures(directory))}
-        terminated = statuses == {TERMINATED_STATUS}
-        signals.wait(_TERMINATION_DELIVERY_SECONDS if terminated else _SIGNAL_DELIVERY_SECONDS)
-    failures = recovery.failures(directory) if child.returncode != 0 else ()
-    if child.returncode is not None:
-        status = shell_status(child.returncode)
-    else:
-        status = max((failure.status for failure in failures), default=NOTICE_STATUS)
-    return Attempt(
-        job_id=job_id,
-        time=utc_now(),
-        status=status,
-        recorded=recorded,
-        failures=failures,
-        signal=signals.received,
-        resumed_from=resumed_from,
-        checkpoint=journal.last_written_step(),
-        step=metrics.last_step(journal.paths.metrics_path),
-        left=outlived == "hang",
-    )
-
-
-class _Reports:
-    """The failures that the nodes report in `directory` during an attempt; `earlier` as for `recovery.decide`."""
+class _Running:
+    """One attempt at the command, while it runs. `earlier`: as for `recovery.decide`."""
 
     def __init__(
-        self, child: "subprocess.Popen[bytes]", directory: Path, journal: Journal, earlier: Sequence[Attempt]
+        self, journal: Journal, stage: str, signals: Signals, growth: Growth, earlier: Sequence[Attempt]
     ) -> None:
-        self.hung_at = 0.0
-        self._child, self._directory, self._journal, self._earlier = child, directory, journal, earlier
-        self._looked_at, self._failed_at = 0.0, 0.0
+        self._journal, self._stage, self._signals, self._growth = journal, stage, signals, growth
+        self._earlier = earlier
+        self._directory = journal.paths.attempt_directory(stage, own_job_id())  # for the failures that nodes report
+        self._looked_at, self._failed_at, self._hung_at = 0.0, 0.0, 0.0
 
-    def can_restart(self, now: float, *, stopping: bool) -> bool:
+    def attempt(self, command: Sequence[str], resumed_from: int) -> Attempt:
+        """Run the command until it has ended, or is given up."""
+        publish.remove(self._directory)
+        # what still ends on another node may have made it again, for its report
+        self._directory.mkdir(parents=True, exist_ok=True)
+        number = str(len(self._earlier))
+        environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(self._directory), job_files.ATTEMPT_NUMBER: number}
+        child = self._signals.begin(command, environment)
+        # precompile works before and after an attempt too
+        if self._stage != "train" or not self._signals.host.passes_words:
+            words.leave(child)
+        outlived = self._wait(child)
+        recorded = outlived == "record" or self._journal.is_done(self._stage)
+        if child.returncode and not recorded:
+            # a job that is cancelled did not crash; after a crash, srun ends other nodes by SIGTERM too
+            statuses = {
+                shell_status(child.returncode),
+                *(failure.status for failure in recovery.failures(self._directory)),
+            }
+            terminated = statuses == {TERMINATED_STATUS}
+            self._signals.wait(_TERMINATION_DELIVERY_SECONDS if terminated else _SIGNAL_DELIVERY_SECONDS)
+        failures = recovery.failures(self._directory) if child.returncode != 0 else ()
+        if child.returncode is not None:
+            status = shell_status(child.returncode)
+        else:
+            status = max((failure.status for failure in failures), default=NOTICE_STATUS)
+        return Attempt(
+            job_id=own_job_id(),
+            time=utc_now(),
+            status=status,
+            recorded=recorded,
+            failures=failures,
+            signal=self._signals.received,
+            resumed_from=resumed_from,
+            checkpoint=self._journal.last_written_step(),
+            step=metrics.last_step(self._journal.paths.metrics_path),
+            left=outlived == "hang",
+        )
+
+    def _wait(self, child: "subprocess.Popen[bytes]") -> Literal["record", "hang", ""]:
+        """Wait until the command has ended, its time to save is over, or ranks have failed that it can start again.
+
+        End it when it outlives the stage's record, or a hang that is reported. Returns the record if it was seen, since
+        `submit --force` may remove it while the job still ends; else the hang if the command outlived it.
+        """
+        stage, signals = self._stage, self._signals
+        to_save = signals.host.seconds_to_save(self._journal.plan[stage].resources.notice_seconds)
+        ended = False
+        recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
+        while child.poll() is None:
+            now = time.monotonic()
+            if self._can_restart(child, now):
+                break
+            if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
+                looked_at = now
+                recorded_at = now if self._journal.is_done(stage) else 0.0
+                if recorded_at:
+                    words.leave(child)
+            over_since = recorded_at or self._hung_at
+            if over_since and now - over_since > (signals.grace_seconds if recorded_at else _GRACE_SECONDS):
+                print(f"{stage}: {'done' if recorded_at else 'hangs'}; ending what still runs on the nodes", flush=True)
+                end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
+                return "record" if recorded_at else "hang"
+            terminated = signals.received == signal.SIGTERM
+            if terminated and not ended and signals.seconds_since() > signals.host.seconds_to_end:
+                child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
+                ended = True
+            repeats = signals.received == NOTICE or (signals.host.only_sender and signals.received)
+            if repeats and now - noticed_at > _REPEAT_NOTICE_SECONDS:
+                noticed_at = now
+                child.send_signal(NOTICE)
+            if not signals.received and not recorded_at and self._growth.begins():
+                os.kill(os.getpid(), NOTICE)  # as if the time limit were near: the ranks save
+            if signals.received == NOTICE and signals.seconds_since() > to_save:
+                break  # ranks hang, or a step takes longer than the time left
+            time.sleep(_POLL_SECONDS)
+        return "record" if recorded_at else ""
+
+    def _can_restart(self, child: "subprocess.Popen[bytes]", now: float) -> bool:
         """Whether ranks have failed and the command can restart them. If it cannot, tell it to end."""
         if now - self._looked_at < _REPORT_POLL_SECONDS:
             return False
@@ -257,62 +290,15 @@ class _Reports:
             return False
         self._failed_at = self._failed_at or now
         if any(failure.hang for failure in failures):
-            self.hung_at = self.hung_at or now
-        assert self._child.stdin is not None
-        if self._child.stdin.closed:
+            self._hung_at = self._hung_at or now
+        assert child.stdin is not None
+        if child.stdin.closed:
             return False
-        if stopping or not recovery.can_restart(failures, self._earlier, self._journal.last_written_step()):
-            words.leave(self._child)
+        checkpoint = self._journal.last_written_step()
+        if self._signals.received or not recovery.can_restart(failures, self._earlier, checkpoint):
+            words.leave(child)
             return False
         return now - self._failed_at > _SIGNAL_DELIVERY_SECONDS
-
-
-def _wait(
-    journal: Journal,
-    stage: str,
-    child: "subprocess.Popen[bytes]",
-    signals: Signals,
-    growth: Growth,
-    directory: Path,
-    earlier: Sequence[Attempt],
-) -> Literal["record", "hang", ""]:
-    """Wait until the command has ended, its time to save is over, or ranks have failed that it can start again.
-
-    End it when it outlives the stage's record, or a hang that is reported in `directory`. `earlier` as for
-    `recovery.decide`. Returns the record if it was seen, since `submit --force` may remove it while the job still ends;
-    else the hang if the command outlived it.
-    """
-    to_save = signals.host.seconds_to_save(journal.plan[stage].resources.notice_seconds)
-    ended = False
-    recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
-    reports = _Reports(child, directory, journal, earlier)
-    while child.poll() is None:
-        now = time.monotonic()
-        if reports.can_restart(now, stopping=bool(signals.received)):
-            break
-        if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
-            looked_at = now
-            recorded_at = now if journal.is_done(stage) else 0.0
-            if recorded_at:
-                words.leave(child)
-        over_since = recorded_at or reports.hung_at
-        if over_since and now - over_since > (signals.grace_seconds if recorded_at else _GRACE_SECONDS):
-            print(f"{stage}: {'done' if recorded_at else 'hangs'}; ending what still runs on the nodes", flush=True)
-            end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
-            return "record" if recorded_at else "hang"
-        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > signals.host.seconds_to_end:
-            child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
-            ended = True
-        repeats = signals.received == NOTICE or (signals.host.only_sender and signals.received)
-        if repeats and now - noticed_at > _REPEAT_NOTICE_SECONDS:
-            noticed_at = now
-            child.send_signal(NOTICE)
-        if not signals.received and not recorded_at and growth.begins():
-            os.kill(os.getpid(), NOTICE)  # as if the time limit were near: the ranks save
-        if signals.received == NOTICE and signals.seconds_since() > to_save:
-            break  # ranks hang, or a step takes longer than the time left
-        time.sleep(_POLL_SECONDS)
-    return "record" if recorded_at else ""
 
 
 def _print(stage: str, decision: Decision, more: str = "") -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyperpod_ft.report.numbers import finite
@@ -55,9 +55,6 @@ class Chart:
     bin_width: int = 0  # of bars
     from_zero: bool = True  # the y axis
     note: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import Accelerators, ResumePoint, RunReport, StageSummary, TimelineSpan
 from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
-from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import expert_load, holdings, places, sampled_answers, slowest_rank, usage
 from hyperpod_ft.runs.results.evaluation import evaluations
@@ -114,7 +113,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     known = steps(run)
     length = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
     return {
-        "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
+        "Base model": _pinned(config.model.asset.source, config.model.asset.revision),
         **({"Adapter continued": _pinned(adapter.source, adapter.asset.revision)} if adapter else {}),
         **({"Teacher": _pinned(teacher.source, teacher.asset.revision)} if teacher else {}),
         "Dataset": ", ".join(
@@ -207,7 +206,7 @@ def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
 
 
 def _chats(facts: Any) -> Mapping[str, Any]:
-    """Those about conversations; none for other formats, of an earlier version, or if one is damaged."""
+    """Those about conversations; none for other formats, or if one is damaged."""
     if not isinstance(facts, dict) or not _has(facts, _CHAT_FACTS):
         return {}
     tokens = facts.get("compared_tokens")

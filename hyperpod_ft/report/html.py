@@ -2,9 +2,9 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.report import numbers
@@ -22,8 +22,18 @@ def asset(name: str) -> str:
     return (shipped("templates") / "report" / name).read_text(encoding="utf-8")
 
 
+def page(template: str, assets: Sequence[str], *, connects: bool, forms: bool = False, **values: Any) -> str:
+    """What a template of `templates/report/` makes of the values, with these scripts and styles of that folder in it.
+
+    `connects`, `forms`: as in `content_policy`.
+    """
+    contents = {name: asset(name) for name in assets}
+    policy = content_policy(contents, connects=connects, forms=forms)
+    return _environment().get_template(f"report/{template}.html.j2").render(assets=contents, policy=policy, **values)
+
+
 @cache
-def environment() -> "jinja2.Environment":
+def _environment() -> "jinja2.Environment":
     """The templates. Text is escaped unless a template says otherwise."""
     import jinja2  # noqa: PLC0415 - commands that write no report start without it
 

@@ -72,8 +72,6 @@ def _attempts(
         of_attempt = [
             (written, pace or 0.0) for written, pace in rows if written is not None and started <= written <= ended + 1
         ]
-        if metrics and "time" not in metrics and not reason:  # written by an earlier version
-            of_attempt = [(started, 0.0), (ended, 0.0)]
         found.append(
             AttemptTimes(
                 started=started,

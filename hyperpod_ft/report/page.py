@@ -7,7 +7,7 @@ security policy allows only the scripts and the styles that it was made with.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,12 @@ from hyperpod_ft import publish
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.report import comparison, facts, headings
 from hyperpod_ft.report.charts import charts
-from hyperpod_ft.report.html import asset, content_policy, environment
+from hyperpod_ft.report.html import asset, page
 from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import ACTIVITIES, RunReport
 from hyperpod_ft.runs.results.training_summary import table
 
 _ANSWERS = 100  # shown; the rest is in samples.json
-_REPORT_ASSETS = ("uplot/uPlot.iife.min.js", "report.js", "uplot/uPlot.min.css", "report.css")
-_LIST_ASSETS = ("runs.js", "report.css")
 
 
 def report_page(
@@ -33,30 +31,26 @@ def report_page(
     `refresh_seconds`: the page, from a server, loads itself again this often; None: it makes no request. `all_runs`:
     the address of the list of all runs, if there is one.
     """
-    drawn = [chart.as_dict() for chart in charts(reports)]
-    assets = {name: asset(name) for name in _REPORT_ASSETS}
+    drawn = [asdict(chart) for chart in charts(reports)]
     trained = [report.training_summary for report in reports if report.training_summary]
-    return (
-        environment()
-        .get_template("report/report.html.j2")
-        .render(
-            reports=reports,
-            report=reports[0] if len(reports) == 1 else None,
-            charts={chart["name"]: chart for chart in drawn},
-            data=_json({"charts": drawn}),
-            assets=assets,
-            uplot_license=asset("uplot/LICENSE"),
-            policy=content_policy(assets, connects=refresh_seconds is not None),
-            refresh_seconds=refresh_seconds,
-            all_runs=all_runs,
-            headings=headings,
-            facts=facts,
-            comparison=comparison,
-            summary_table=list(table(trained)) if trained and len(reports) > 1 else [],
-            differences=comparison.differences([report.settings for report in reports]),
-            answers_shown=_ANSWERS,
-            activities=ACTIVITIES,
-        )
+    return page(
+        "report",
+        ("uplot/uPlot.iife.min.js", "report.js", "uplot/uPlot.min.css", "report.css"),
+        connects=refresh_seconds is not None,
+        reports=reports,
+        report=reports[0] if len(reports) == 1 else None,
+        charts={chart["name"]: chart for chart in drawn},
+        data=_json({"charts": drawn}),
+        uplot_license=asset("uplot/LICENSE"),
+        refresh_seconds=refresh_seconds,
+        all_runs=all_runs,
+        headings=headings,
+        facts=facts,
+        comparison=comparison,
+        summary_table=list(table(trained)) if trained and len(reports) > 1 else [],
+        differences=comparison.differences([report.settings for report in reports]),
+        answers_shown=_ANSWERS,
+        activities=ACTIVITIES,
     )
 
 
@@ -89,20 +83,17 @@ def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) ->
 
     It loads itself again every `refresh_seconds`. Its links are relative: `runs/<name>/<id>`, `compare`.
     """
-    assets = {name: asset(name) for name in _LIST_ASSETS}
     rows = [_row(status) for status in statuses]
-    return (
-        environment()
-        .get_template("report/runs.html.j2")
-        .render(
-            root=root,
-            rows=rows,
-            costs=any(row.cost is not None for row in rows),
-            notes=list(dict.fromkeys(status.note for status in statuses if status.note)),
-            assets=assets,
-            policy=content_policy(assets, connects=True, forms=True),
-            refresh_seconds=refresh_seconds,
-        )
+    return page(
+        "runs",
+        ("runs.js", "report.css"),
+        connects=True,
+        forms=True,
+        root=root,
+        rows=rows,
+        costs=any(row.cost is not None for row in rows),
+        notes=list(dict.fromkeys(status.note for status in statuses if status.note)),
+        refresh_seconds=refresh_seconds,
     )
 
 

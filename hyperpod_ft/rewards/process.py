@@ -1,11 +1,6 @@
 """A reward function in a process of its own, which can neither hang nor crash the one that trains."""
 
-import contextlib
-import json
 import os
-import select
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -14,9 +9,9 @@ from typing import Any
 
 from hyperpod_ft import heartbeat
 from hyperpod_ft.config.sections.rewards import Reward
-from hyperpod_ft.shipped import PACKAGE
+from hyperpod_ft.processes import JsonProcess
+from hyperpod_ft.shipped import importing_the_kit
 
-_BEAT_SECONDS = 1.0
 _START_SECONDS = 120.0  # to import what the user's file imports
 
 
@@ -32,8 +27,7 @@ class RewardProcess:
         self.reward = reward
         settings = reward.model_dump(include={"column", "json_schema", "pattern", "match", "min_length", "max_length"})
         self._settings = settings | {"function": reward.function_name, "file": str(file) if file else None}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._read = b""
+        self._process: JsonProcess | None = None
 
     def __call__(self, prompt: str, completion: str, columns: Mapping[str, Any]) -> float | None:
         """The reward of an answer; None where the function says so.
@@ -48,25 +42,14 @@ class RewardProcess:
 
     def close(self) -> int | None:
         """End the process and its children. Returns its exit status; None if it was not running."""
-        process, self._process, self._read = self._process, None, b""
-        if process is None:
-            return None
-        # the pipes are closed, not read to their end: what left the process group may hold them
-        with contextlib.suppress(ProcessLookupError, BrokenPipeError), process:
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.returncode
+        process, self._process = self._process, None
+        return process.kill() if process else None
 
     def _start(self) -> None:
         if self._process:
             return
-        paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft.rewards.caller", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # torchrun's signals to the rank's process group must not end it
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        )
+        argv = [sys.executable, "-m", "hyperpod_ft.rewards.caller", str(os.getpid())]
+        self._process = JsonProcess(argv, importing_the_kit(os.environ))
         try:
             self._ask(self._settings, _START_SECONDS)
         except NoRewardError:
@@ -74,29 +57,20 @@ class RewardProcess:
             raise
 
     def _ask(self, value: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Write a line, and read one."""
-        assert self._process and self._process.stdin and self._process.stdout
-        try:
-            self._process.stdin.write(json.dumps(value, default=str).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # reading says why
-        output, until = self._process.stdout.fileno(), time.monotonic() + seconds
-        while b"\n" not in self._read:
+        until = time.monotonic() + seconds
+
+        def waiting() -> None:
             heartbeat.beat()  # it cannot hang here, however long it may take
-            left = max(0.0, until - time.monotonic())
-            ready, _, _ = select.select([output], [], [], min(left, _BEAT_SECONDS))
-            if not ready and left > _BEAT_SECONDS:
-                continue
-            if not ready:
+            if time.monotonic() > until:
                 self.close()
                 raise NoRewardError(f"takes longer than {seconds:g} s")
-            received = os.read(output, 1 << 16)
-            if not received:
-                raise NoRewardError(f"ends its process with status {self.close()}")
-            self._read += received
-        line, _, self._read = self._read.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+
+        assert self._process
+        heartbeat.beat()
+        try:
+            answer = self._process.ask(value, waiting)
+        except EOFError:
+            raise NoRewardError(f"ends its process with status {self.close()}") from None
         if "error" in answer:
             raise NoRewardError(answer["error"])
         return answer

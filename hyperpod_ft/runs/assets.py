@@ -24,20 +24,16 @@ Kind = Literal["model", "adapter", "dataset"]
 def assets(config: RunConfig) -> list[tuple[str, Kind, Asset]]:
     """What stage download fetches: where the run file has it, what it is, and from where."""
     return [
-        ("model", "model", model_asset(config)),
+        ("model", "model", config.model.asset),
         *([("model.adapter", "adapter", config.model.adapter.asset)] if config.model.adapter else ()),
         *([("teacher", "model", config.teacher.asset)] if config.teacher else ()),
         *((part.key, "dataset", part.dataset.asset) for part in config.dataset.parts),
     ]
 
 
-def model_asset(config: RunConfig) -> Asset:
-    return Asset(config.model.source, config.model.revision or "")
-
-
 def fetched_model(config: RunConfig) -> Path:
     """The directory in which stage download puts the model of `model.source`."""
-    return config.root / "models" / model_asset(config).slug
+    return config.root / "models" / config.model.asset.slug
 
 
 def teacher(config: RunConfig) -> Path | None:
@@ -111,7 +107,7 @@ def raw_dataset(config: RunConfig, dataset: Dataset) -> Path:
 
 def early_config(config: RunConfig) -> Path:
     """A directory for config.json alone, until the whole model is there."""
-    return config.root / "models" / ".config" / model_asset(config).slug
+    return config.root / "models" / ".config" / config.model.asset.slug
 
 
 def config_directory(config: RunConfig) -> Path | None:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.data.images import FILES as IMAGES
@@ -28,6 +28,7 @@ ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
 ISO_UTC_PATTERN = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\dZ"
 # A time in a run's files. A file with a malformed time counts as damaged.
 UtcTime = Annotated[str, Field(pattern=f"^{ISO_UTC_PATTERN}$"), AfterValidator(_of_the_calendar)]
+Facts = TypeVar("Facts")
 CARD = "README.md"  # of a model; the one output that may change: its owner edits it, and stage eval adds scores
 
 
@@ -109,6 +110,14 @@ class Record:
 
 
 _RECORD = TypeAdapter(Record)
+
+
+def checked(kind: TypeAdapter[Facts], recorded: object, otherwise: Facts) -> Facts:
+    """Facts of a record; `otherwise` where they are missing or damaged."""
+    try:
+        return kind.validate_python(recorded)
+    except ValidationError:
+        return otherwise
 
 
 def utc_now() -> str:

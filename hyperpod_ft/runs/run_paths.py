@@ -9,7 +9,7 @@ from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.runs import assets, job_files
-from hyperpod_ft.runs.training_paths import TrainingPaths
+from hyperpod_ft.runs.training_paths import PathBelow, TrainingPaths
 
 
 def runs_directory(root: Path) -> Path:
@@ -55,46 +55,31 @@ class RunPaths(TrainingPaths):
 
     # What the run directory holds
 
-    @property
-    def config_path(self) -> Path:
-        return self.directory / "run.yaml"
-
-    @property
-    def plan_path(self) -> Path:
-        return self.directory / "plan.json"
-
-    @property
-    def jobs_path(self) -> Path:
-        return self.directory / "jobs.json"
-
-    @property
-    def submit_lock(self) -> Path:
-        """Locked while jobs of the run are submitted."""
-        return self.directory / "submit.lock"
-
-    @property
-    def logs(self) -> Path:
-        return self.directory / "logs"
-
-    @property
-    def layout_path(self) -> Path:
-        """How the ranks of the newest attempt at training, or of the trial before it, divide the model."""
-        return self.directory / "layout.json"
-
-    @property
-    def prompt_images(self) -> Path:
-        """Copies of the pictures that prompts of section `generate` name, by their digests."""
-        return self.directory / "pictures"
-
-    @property
-    def trial_facts(self) -> Path:
-        """What the trial reports to stage precompile, which removes it."""
-        return self.directory / "trial.json"
-
-    @property
-    def usage_path(self) -> Path:
-        """How long each attempt at training has held its nodes, one file each."""
-        return self.directory / "attempts" / "usage"
+    config_path = PathBelow("run.yaml")
+    plan_path = PathBelow("plan.json")
+    jobs_path = PathBelow("jobs.json")
+    submit_lock = PathBelow("submit.lock")  # locked while jobs of the run are submitted
+    logs = PathBelow("logs")
+    layout_path = PathBelow("layout.json")  # of the newest attempt at training, or of the trial before it
+    prompt_images = PathBelow("pictures")  # copies of those that prompts of section `generate` name, by digest
+    trial_facts = PathBelow("trial.json")  # what the trial reports to stage precompile, which removes it
+    usage_path = PathBelow("attempts", "usage")  # how long each attempt at training has held its nodes, a file each
+    adapter = PathBelow("adapter")  # the consolidated PEFT adapter (method lora)
+    samples_path = PathBelow("samples.json")
+    report_path = PathBelow("report.html")  # the page about the finished run
+    tracking = PathBelow("tracking")  # how far each tracker got, and what trackers keep as files of the run
+    # the answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last
+    endpoint_proof = PathBelow("endpoint.json")
+    provenance = PathBelow("provenance")
+    # the run file or recipe that was submitted, with its overrides, as arguments of `submit`
+    origin = PathBelow("provenance", "run-file")
+    serving = PathBelow("serving")  # which job serves the run's model (`serve --on-node`), and where
+    secrets_directory = PathBelow("secrets")
+    # sizes, by path relative to `root`, of recorded outputs that a store in S3 holds; only where runs of training jobs
+    # are submitted, which does not hold the outputs themselves
+    store_listing = PathBelow("in-store.json")
+    # exists from `submit --force` on until stage `eval` has discarded the base model's scores
+    evaluation_forced = PathBelow("evaluations", "forced")
 
     @property
     def slowest_ranks(self) -> Path:
@@ -102,49 +87,12 @@ class RunPaths(TrainingPaths):
         return job_files.slowest_ranks(self.directory)
 
     @property
-    def adapter(self) -> Path:
-        """The consolidated PEFT adapter (method lora)."""
-        return self.directory / "adapter"
-
-    @property
     def tuned_model(self) -> Path:
         """The final Hugging Face model: merged (method lora), or consolidated (method full)."""
         return self.directory / ("merged" if self._plan.model_stage == "merge" else "consolidated")
 
-    @property
-    def samples_path(self) -> Path:
-        return self.directory / "samples.json"
-
-    @property
-    def report_path(self) -> Path:
-        """The page about the finished run."""
-        return self.directory / "report.html"
-
-    @property
-    def tracking(self) -> Path:
-        """How far each tracker got, and what trackers keep as files of the run."""
-        return self.directory / "tracking"
-
-    @property
-    def endpoint_proof(self) -> Path:
-        """The answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last."""
-        return self.directory / "endpoint.json"
-
-    @property
-    def provenance(self) -> Path:
-        return self.directory / "provenance"
-
-    @property
-    def serving(self) -> Path:
-        """Which job serves the run's model (`serve --on-node`), and where."""
-        return self.directory / "serving"
-
     def script(self, stage: str) -> Path:
         return job_files.script(self.directory, stage)
-
-    @property
-    def secrets_directory(self) -> Path:
-        return self.directory / "secrets"
 
     def secrets(self, stage: str) -> Path:
         """Variables for a stage's job that Slurm must not keep: a shell script that only its user can read."""
@@ -174,18 +122,11 @@ class RunPaths(TrainingPaths):
         """The nodes' reports about a job's latest attempt at a training stage."""
         return self.directory / "attempts" / f"{stage}-{job_id}"
 
-    @property
-    def origin(self) -> Path:
-        """Holds the run file or recipe that was submitted, with its overrides, as arguments of `submit`."""
-        return self.provenance / "run-file"
-
-    @property
-    def store_listing(self) -> Path:
-        """Sizes, by path relative to `root`, of recorded outputs that a store in S3 holds; only where runs of training
-        jobs are submitted, which does not hold the outputs themselves."""
-        return self.directory / "in-store.json"
-
     # What runs share
+
+    compile_cache = PathBelow("compile-cache", of="root")  # what torch.compile made, by torch, Python, kind of device
+    code_copies = PathBelow("code", of="root")  # of the kit's code, one for each content that jobs were submitted with
+    evaluation_hub = PathBelow("evaluations", "hub", of="root")  # HF_HOME of evaluations: the tasks' datasets
 
     @property
     def base_model(self) -> Path:
@@ -233,16 +174,6 @@ class RunPaths(TrainingPaths):
         return self.root / "neuron-cache" / self._plan["precompile"].fingerprint
 
     @property
-    def compile_cache(self) -> Path:
-        """What torch.compile made, by torch, Python and kind of device."""
-        return self.root / "compile-cache"
-
-    @property
-    def code_copies(self) -> Path:
-        """Copies of the kit's code, one for each content that jobs were submitted with."""
-        return self.root / "code"
-
-    @property
     def environment_path(self) -> Path:
         """The virtual environment that the `env` stage builds."""
         return self.root / "envs" / self._plan["env"].fingerprint
@@ -287,11 +218,6 @@ class RunPaths(TrainingPaths):
         return Path(given) if given else self.evaluation_environment / "bin" / "python"
 
     @property
-    def evaluation_hub(self) -> Path:
-        """HF_HOME of evaluations: the datasets of the harness's tasks."""
-        return self.root / "evaluations" / "hub"
-
-    @property
     def own_tasks(self) -> Path | None:
         """The copy of `eval.include_path`."""
         given = self._config.eval.include_revision if self._config.eval else None
@@ -306,11 +232,6 @@ class RunPaths(TrainingPaths):
     def tuned_scores(self) -> Path:
         """The tuned model's scores, a file for the conditions of each evaluation."""
         return self.directory / "evaluations" / self._plan[self._plan.model_stage].fingerprint
-
-    @property
-    def evaluation_forced(self) -> Path:
-        """Exists from `submit --force` on until stage `eval` has discarded the base model's scores."""
-        return self.directory / "evaluations" / "forced"
 
     def record_path(self, stage: str) -> Path:
         stage_plan = self._plan[stage]

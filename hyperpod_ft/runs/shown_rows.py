@@ -83,7 +83,7 @@ def _files(config: RunConfig, dataset: Dataset, run_file: str) -> tuple[Path, li
 
 
 def _model(config: RunConfig, run_file: str) -> Path:
-    directory, asset = assets.base_model(config), assets.model_asset(config)
+    directory, asset = assets.base_model(config), config.model.asset
     if directory.is_dir():
         return directory
     if config.model.added_tokens:

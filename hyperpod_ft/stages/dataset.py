@@ -38,12 +38,12 @@ from hyperpod_ft.data.mixing.mixture import Draw, Numbers
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.mixing.sources import ReadExample, TokenizedSource, each, read, tokenized
 from hyperpod_ft.data.prepared import Prompt, Sample, SplitName
-from hyperpod_ft.data.report import RawRowCount
 from hyperpod_ft.data.stored.packings import StoredPackings
 from hyperpod_ft.data.stored.rows import RowsOfExamples
 from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering, run_prompts
 from hyperpod_ft.data.text.example import Example
+from hyperpod_ft.data.tokenization import RawRowCount
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main

@@ -163,16 +163,15 @@ def _questions(
     )
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
-            given_as = formats_of.get(sample.source, asked.format)
-            # earlier versions prepared samples that do not say it
-            templated = sample.templated or given_as == "chat"
             files = prepared.images(sample)
-            ids = ids_of(sample.prompt, files, chat=templated)
+            ids = ids_of(sample.prompt, files, chat=sample.templated)
             expected = sample.completion
-            if given_as == "text":  # as much of the rest as an answer can be
+            if formats_of.get(sample.source, asked.format) == "text":  # as much of the rest as an answer can be
                 expected = tokenizers.beginning(tokenizer, expected, wanted.max_new_tokens)
             origin = split if config.dataset.has_answers else "prompts"
-            questions.append(_Question(origin, sample.prompt, ids, expected, templated, files, sample.image_names))
+            questions.append(
+                _Question(origin, sample.prompt, ids, expected, sample.templated, files, sample.image_names)
+            )
     if empty := [question for question in questions if not question.text.strip()]:
         raise UserError(f"generate: a prompt from {empty[0].origin} is empty", "write a prompt with text")
     return questions

@@ -9,7 +9,6 @@ import yaml
 from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.run import Run
@@ -33,7 +32,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
     config = run.config
     lora = config.training.method == "lora"
     header: dict[str, Any] = {
-        "base_model": model_asset(run.config).short_name,  # the Hub rejects a card with a full path
+        "base_model": run.config.model.asset.short_name,  # the Hub rejects a card with a full path
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": _task(config),
         "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
@@ -51,7 +50,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))})"
         method += ", merged" * (not adapter)
     rows = {
-        "base model": ", ".join(filter(None, (model_asset(run.config).pinned, _finished(run.journal)))),
+        "base model": ", ".join(filter(None, (run.config.model.asset.pinned, _finished(run.journal)))),
         **({"tokens added": " ".join(map(_code, config.model.added_tokens))} if config.model.added_tokens else {}),
         **({"adapter continued": config.model.adapter.asset.pinned} if config.model.adapter else {}),
         "dataset": ", ".join(dict.fromkeys(asset.pinned for asset in data)),
@@ -67,7 +66,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
     fence = _fence(text)
     return (
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {config.name}\n\n"
-        f"Fine-tuned from {_cell(model_asset(run.config).short_name)}.\n\n| | |\n|---|---|\n{table}\n\n"
+        f"Fine-tuned from {_cell(run.config.model.asset.short_name)}.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
     )
 

@@ -27,10 +27,10 @@ class PointResult:
     directory: str
     state: str
     detail: str  # the stage that failed or is at work, or why there is no state
-    step: int | None
-    total_steps: int | None
-    loss: float | None  # of the newest step, or the final one
-    validation_loss: float | None  # of the weights that the tuned model is made from
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None  # of the newest step, or the final one
+    validation_loss: float | None = None  # of the weights that the tuned model is made from
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def sweep_result(sweep: Sweep, launchers: Launchers) -> SweepResult:
         else _unknown(sweep, number, point)
         for number, (point, run) in enumerate(zip(sweep.points, runs, strict=True), 1)
     )
-    losses = {point.number: loss for point in points if math.isfinite(loss := _loss_of(point))}
+    # none where there is none, or where the training has diverged
+    known = {point.number: point.validation_loss for point in points if point.validation_loss is not None}
+    losses = {number: loss for number, loss in known.items() if math.isfinite(loss)}
     note = _incomparable([run for number, run in enumerate(runs, 1) if run and number in losses])
     return SweepResult(
         name=sweep.name,
@@ -101,24 +103,9 @@ def _named_after(settings: Settings, keys: Mapping[str, str], report: RunReport)
     return replace(report, name=name, training_summary=summary)
 
 
-def _loss_of(point: PointResult) -> float:
-    """The validation loss; not a number where there is none, or where the training has diverged."""
-    return math.nan if point.validation_loss is None else point.validation_loss
-
-
 def _unknown(sweep: Sweep, number: int, point: Point) -> PointResult:
-    return PointResult(
-        number,
-        point.settings,
-        point.run,
-        str(sweep.run_directory(point)),
-        "unknown",
-        "was removed, or cannot be opened",
-        None,
-        None,
-        None,
-        None,
-    )
+    directory, why = str(sweep.run_directory(point)), "was removed, or cannot be opened"
+    return PointResult(number, point.settings, point.run, directory, "unknown", why)
 
 
 def _result(number: int, settings: Settings, run: Run, current: RunStatus) -> PointResult:

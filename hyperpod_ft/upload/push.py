@@ -22,7 +22,6 @@ from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.errors import UserError, hub_http_error, hub_status
 from hyperpod_ft.progress import format_bytes
-from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 
@@ -69,7 +68,7 @@ def adapter_upload(run: Run, card: str) -> Upload:
     """The adapter with this card. Its base model is named as on the Hub, or without the path on this volume."""
     recorded = _recorded(run.journal, stage_of(run, True), run.paths.adapter)
     config = json.loads((run.paths.adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    base = model_asset(run.config)
+    base = run.config.model.asset
     config["base_model_name_or_path"] = base.source if base.kind == "hub" else Path(base.source).name
     made = {ADAPTER_CONFIG: json.dumps(config, indent=2).encode() + b"\n", CARD: card.encode()}
     sizes = {name: len(content) for name, content in made.items()}

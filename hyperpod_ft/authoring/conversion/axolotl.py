@@ -16,6 +16,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     housekeeping,
     is_unset,
     number,
+    only,
     switch,
     text,
     used,
@@ -101,16 +102,6 @@ def _model_type(conversion: Conversion, key: str) -> None:
         conversion.changes[key] = "the kit trains causal language models, and T5"
 
 
-def _labels(conversion: Conversion, key: str) -> None:
-    if conversion.number(key) != 1:
-        conversion.changes[key] = "a reward model has one score"
-
-
-def _chat_template(conversion: Conversion, key: str) -> None:
-    if conversion.values[key] != "tokenizer_default":
-        conversion.changes[key] = "chats take the template of the model's tokenizer"
-
-
 def _special_tokens(conversion: Conversion, key: str) -> None:
     tokens = conversion.values[key]
     known = ("pad_token", "additional_special_tokens")
@@ -154,7 +145,7 @@ RULES: Mapping[str, Rule] = {
     "peft_use_dora": switch("lora.dora"),
     "peft_use_rslora": switch("lora.rslora"),
     "loraplus_lr_ratio": number("lora.plus_ratio"),
-    "num_labels": _labels,
+    "num_labels": only(1, "a reward model has one score"),
     "processor_type": switch("dataset.images"),
     "freeze_mm_modules": housekeeping("adapters are in the language model, unless lora.image_tower is set"),
     **dict.fromkeys(("image_size", "image_resize_algorithm"), changes(images.SIZE)),
@@ -165,7 +156,7 @@ RULES: Mapping[str, Rule] = {
     "activation_offloading": switch("training.activation_offload"),
     "lora_modules_to_save": whole_modules,
     "lora_model_dir": changes("set model.adapter.source to it, or merge it into model.source first"),
-    "chat_template": _chat_template,
+    "chat_template": only("tokenizer_default", "chats take the template of the model's tokenizer"),
     "eot_tokens": changes("turns end as the template of the model's tokenizer writes them"),
     "special_tokens": _special_tokens,
     "plugins": _plugins,

@@ -1,12 +1,11 @@
 """A run file from another tool's configuration file."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from hyperpod_ft.authoring.conversion import axolotl, images, llama_factory, objectives, trl
-from hyperpod_ft.authoring.conversion.foreign_file import GIVE_DATASET, Conversion, Rule, convert_keys, read
+from hyperpod_ft.authoring.conversion.foreign_file import GIVE_DATASET, Conversion, convert_keys, read
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.new_run import (
     complete,
@@ -24,28 +23,23 @@ from hyperpod_ft.planning.engine_rules import limits_of
 
 @dataclass(frozen=True)
 class _Tool:
+    """`module` has the rules for its keys, what else it trains than the kit does, and what needs several keys."""
+
     name: str
-    keys: frozenset[str]  # that only its files have
-    rules_of: Callable[[str], Mapping[str, Rule]]  # of an objective
-    others: Mapping[str, str]  # of keys whose files train something else than the kit does
-    objective_of: Callable[[Conversion], str]  # raises UserError if the kit does not have it
-    finish: Callable[[Conversion, str], None]
+    keys: set[str]  # that only its files have
+    module: ModuleType
     for_pairs: str  # what makes a file one for DPO, or for a reward model
 
 
-def _tool(name: str, keys: set[str], module: ModuleType, for_pairs: str) -> _Tool:
-    return _Tool(name, frozenset(keys), module.rules_of, module.OTHERS, module.objective_of, module.finish, for_pairs)
-
-
 _TOOLS = (
-    _tool("axolotl", {"base_model"}, axolotl, "for DPO add rl: dpo, for a reward model reward_model: true"),
-    _tool(
+    _Tool("axolotl", {"base_model"}, axolotl, "for DPO add rl: dpo, for a reward model reward_model: true"),
+    _Tool(
         "LLaMA-Factory",
         {"stage", "finetuning_type", "cutoff_len", "lora_rank", "lora_target"},
         llama_factory,
         "for DPO set stage: dpo, for a reward model stage: rm",
     ),
-    _tool("TRL", {"model_name_or_path"}, trl, "for DPO add beta: 0.1, for a reward model lora_task_type: SEQ_CLS"),
+    _Tool("TRL", {"model_name_or_path"}, trl, "for DPO add beta: 0.1, for a reward model lora_task_type: SEQ_CLS"),
 )
 
 
@@ -76,10 +70,13 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
     draft = Draft()
     conversion = Conversion(draft, values, path, supplement.dataset, supplement.format)
     try:
-        objective = _objective(conversion, tool)
-        convert_keys(conversion, tool.rules_of(objective))
+        for key, other in tool.module.OTHERS.items():
+            if conversion.is_on(key):
+                raise UserError(f"{key}: is for training {other}", objectives.the_kit_has())
+        objective: str = tool.module.objective_of(conversion)
+        convert_keys(conversion, tool.module.rules_of(objective))
         objectives.set_objective(conversion, objective)
-        tool.finish(conversion, objective)
+        tool.module.finish(conversion, objective)
         _set_sources(conversion, supplement, objective, output, rows_tell=tool.name == "TRL")
         listed = draft.get("dataset.sources") or [{"format": draft.get("dataset.format")}]
         preferences = any(one.get("format") == "preference" for one in listed)
@@ -98,14 +95,6 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
     complete(draft, output, keep_batch=True)
     draft.end += [line for heading, lines in conversion.left().items() for line in (heading, *lines)]
     return conversion
-
-
-def _objective(conversion: Conversion, tool: _Tool) -> str:
-    """What the file trains. Raises UserError when the kit does not."""
-    for key, other in tool.others.items():
-        if conversion.is_on(key):
-            raise UserError(f"{key}: is for training {other}", objectives.the_kit_has())
-    return tool.objective_of(conversion)
 
 
 def _set_sources(
@@ -151,11 +140,8 @@ def _drop_what_has_no_effect(conversion: Conversion) -> None:
     """Settings of what the other file does not switch on."""
     draft = conversion.draft
     objective = draft.get("training.objective") or "sft"
-    for section, is_used, reason in (
-        ("lora", draft.get("training.method") == "lora", "has no effect when all parameters are trained"),
-    ):
-        for key in () if is_used else draft.values.pop(section, {}):
-            conversion.housekeeping[f"{section}.{key}"] = reason
+    for key in () if draft.get("training.method") == "lora" else draft.values.pop("lora", {}):
+        conversion.housekeeping[f"lora.{key}"] = "has no effect when all parameters are trained"
     if objective != "sft" and draft.drop("dataset.loss_on"):
         conversion.housekeeping["dataset.loss_on"] = f"has no effect with objective {objective}"
     if not objectives.OBJECTIVES[objective].validates:

@@ -187,6 +187,16 @@ def changes(reason: str) -> Rule:
     return rule
 
 
+def only(value: Any, reason: str) -> Rule:
+    """A key that has one value in the kit; with any other, the training is another."""
+
+    def rule(conversion: Conversion, key: str) -> None:
+        if (conversion.values[key] if isinstance(value, str) else conversion.number(key)) != value:
+            conversion.changes[key] = reason
+
+    return rule
+
+
 def housekeeping(reason: str) -> Rule:
     """A key that changes nothing about the training."""
 

@@ -13,6 +13,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     changes,
     is_unset,
     number,
+    only,
     switch,
     text,
     used,
@@ -36,11 +37,6 @@ _NAMES = {
 }
 _PAIR_LOSSES = (None, "sigmoid", "hinge", "ipo")  # by TRL's names
 _MIXED = "an epoch has every example once; parts of it are the weights of dataset.sources"
-
-
-def _mix(conversion: Conversion, key: str) -> None:
-    if conversion.values[key] != "concat":
-        conversion.changes[key] = _MIXED
 
 
 # what changes training on images, which the datasets tell
@@ -74,7 +70,7 @@ RULES: Mapping[str, Rule] = {
     "use_rslora": switch("lora.rslora"),
     "use_dora": switch("lora.dora"),
     "loraplus_lr_ratio": number("lora.plus_ratio"),
-    "mix_strategy": _mix,
+    "mix_strategy": only("concat", _MIXED),
     "interleave_probs": changes(_MIXED),
     "adapter_name_or_path": changes("set model.adapter.source to it, or merge it into model.source first"),
     "ref_model": changes("the reference of DPO is the base model"),

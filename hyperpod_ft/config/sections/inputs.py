@@ -19,7 +19,18 @@ from hyperpod_ft.config.fields import (
 from hyperpod_ft.config.sources import Asset
 
 
-class StartingAdapter(Section):
+class Pinned(Section):
+    """What comes from a source, pinned to a revision."""
+
+    source: Source
+    revision: Revision | None = None
+
+    @property
+    def asset(self) -> Asset:
+        return Asset(self.source, self.revision or "")
+
+
+class StartingAdapter(Pinned):
     """A LoRA adapter of that model, which training continues (engine torch; docs/methods.md)."""
 
     source: Source = Field(
@@ -28,15 +39,11 @@ class StartingAdapter(Section):
     )
     revision: Revision | None = Field(None, description="As `model.revision`.")
 
-    @property
-    def asset(self) -> Asset:
-        return Asset(self.source, self.revision or "")
-
 
 _Token = Annotated[str, StringConstraints(min_length=1)]
 
 
-class Model(Section):
+class Model(Pinned):
     """The base model."""
 
     source: Source = Field(
@@ -157,15 +164,11 @@ class SourceSettings(Section):
                 raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error
 
 
-class DataSource(SourceSettings):
+class DataSource(SourceSettings, Pinned):
     """One source."""
 
     source: Source
     format: Format
-
-    @property
-    def asset(self) -> Asset:
-        return Asset(self.source, self.revision or "")
 
     @property
     def split_name(self) -> str:

@@ -16,7 +16,7 @@ from hyperpod_ft.config.fields import (
     Share,
     Source,
 )
-from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.config.sections.inputs import Pinned
 
 
 class Training(Section):
@@ -238,7 +238,7 @@ class Kto(Section):
     undesirable_weight: PositiveFloat = Field(1.0, description="Weight of each completion that is labeled false.")
 
 
-class Teacher(Section):
+class Teacher(Pinned):
     """The model to learn from (training.objective distillation)."""
 
     source: Source = Field(description="As `model.source`, with its vocabulary.")
@@ -246,10 +246,6 @@ class Teacher(Section):
     beta: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="0: forward KL divergence; 1: reverse; between: generalized Jensen-Shannon."
     )
-
-    @property
-    def asset(self) -> Asset:
-        return Asset(self.source, self.revision or "")
 
 
 def total_steps(training: Training, rows: int, rows_per_step: int) -> int:

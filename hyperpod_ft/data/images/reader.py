@@ -12,7 +12,6 @@ from typing import Any
 from hyperpod_ft.config import prompt_images
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.images import files
-from hyperpod_ft.data.text.conversation import ReadImage
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.text.formats import RowImages
 from hyperpod_ft.data.text.run_prompts import AS_WRITTEN
@@ -49,6 +48,10 @@ class ImageReader:
                 "use an image-text model that has one, with Pillow installed (extra `trl`), or leave dataset.images"
                 " out",
             ) from error
+
+    def beside(self, folder: Path) -> RowImages:
+        """What it makes of the images of rows that are in a folder."""
+        return RowImages(partial(files.content, folder=folder), self.expanded)
 
     def expanded(self, text: str, images: Sequence[bytes]) -> str:
         """The text whose tokens the model gets: of each image as many as it has. Raises RowError."""
@@ -95,35 +98,16 @@ class ImageReader:
             raise RowError("chat template writes another number of images", f"{found}, and the row has {len(images)}")
 
 
-@dataclass(frozen=True)
-class ImagesBeside:
-    """What a reader makes of the images of rows that are in a folder."""
-
-    reader: ImageReader
-    folder: Path
-
-    @property
-    def read(self) -> ReadImage:
-        return partial(files.content, folder=self.folder)
-
-    def expanded(self, text: str, images: Sequence[bytes]) -> str:
-        return self.reader.expanded(text, images)
-
-
-@dataclass(frozen=True)
-class ImagesOfPrompts(ImagesBeside):
-    """Those of a run file's prompts; `folder` has the run's copies of the user's files."""
-
-    @property
-    def read(self) -> ReadImage:
-        return lambda image: files.content(
-            image["revision"] if prompt_images.is_pinned(image) else image, folder=self.folder
-        )
-
-
 def of_prompts(reader: ImageReader | None, folder: Path) -> RowImages:
-    """What is made of the images of a run file's prompts; `reader`: of a model that reads images."""
-    return ImagesOfPrompts(reader, folder) if reader else AS_WRITTEN
+    """What is made of the images of a run file's prompts; `reader`: of a model that reads images.
+
+    `folder` has the run's copies of the user's files.
+    """
+
+    def read(image: Any) -> bytes:
+        return files.content(image["revision"] if prompt_images.is_pinned(image) else image, folder)
+
+    return RowImages(read, reader.expanded) if reader else AS_WRITTEN
 
 
 def _without_video(kind: Any) -> Any:

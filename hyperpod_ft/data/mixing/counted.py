@@ -15,8 +15,9 @@ from hyperpod_ft.data.mixing.mixture import Draw, Numbers
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.mixing.sources import TokenizedSource
 from hyperpod_ft.data.prepared import SplitName
-from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
+from hyperpod_ft.data.report import DatasetReport, Lengths
 from hyperpod_ft.data.stored.token_stream import StoredTokens
+from hyperpod_ft.data.tokenization import RawRowCount
 
 _COUNTED = 1 << 16  # examples whose tokens are counted at once
 

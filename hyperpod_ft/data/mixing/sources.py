@@ -16,12 +16,11 @@ from hyperpod_ft.data.inspection import examples as inspection
 from hyperpod_ft.data.inspection.shown import ShownExample
 from hyperpod_ft.data.mixing.mixture import Examples, Numbers, number_type
 from hyperpod_ft.data.reading import Chunk, RawRow
-from hyperpod_ft.data.report import RawRowCount
 from hyperpod_ft.data.stored.spool import Spool
 from hyperpod_ft.data.stored.token_stream import TokenStream
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example
-from hyperpod_ft.data.tokenization import separated
+from hyperpod_ft.data.tokenization import RawRowCount, separated
 from hyperpod_ft.errors import UserError
 
 _PROGRESS_SECONDS = 5.0
@@ -100,7 +99,7 @@ def _tokenize(source: TokenizedSource, encoder: Encoder, stream: TokenStream) ->
     for number, chunk in enumerate(done, 1):
         source.origins.append(chunk.origins)
         source.ends.append(len(source.origins) // 2)
-        counts.add(chunk, f"{name}/" if name else "")
+        counts.add(chunk.counts, f"{name}/" if name else "")
         stream.add(chunk.tokens)
         stream.desirable.append(chunk.desirable)
         now = time.monotonic()

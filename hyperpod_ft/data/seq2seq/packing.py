@@ -1,25 +1,12 @@
 """Which pairs of a source and a target are in which row, and the rows' arrays."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.data.packing import IGNORED, Integers, Packing, merged, shuffled, token_positions
-
-
-@dataclass(frozen=True)
-class Seq2SeqPacking:
-    """Where each part of each row comes from; the k-th span of one packing belongs to the k-th of the other."""
-
-    sources: Packing
-    targets: Packing
-
-    @property
-    def row_count(self) -> int:
-        return self.sources.row_count
+from hyperpod_ft.data.packing import IGNORED, Integers, Packing, shuffled, token_positions
 
 
 def pack_seq2seq(
@@ -30,9 +17,10 @@ def pack_seq2seq(
     capacities: tuple[int, int],
     seed: int,
     group: int = 0,
-) -> Seq2SeqPacking:
-    """Lay out a group of pairs in rows; a pair is its source, then its target, in one stream of tokens.
+) -> tuple[Packing, Packing]:
+    """The sources and the targets of a group of pairs in rows; a pair is both, one after the other, in one stream.
 
+    The k-th span of one packing belongs to the k-th of the other.
     starts, lengths, targets: int64 [pairs], where each begins, its tokens, and those of its target. `capacities`: of a
     row's parts; every pair fits. The result depends only on the arguments.
     """
@@ -43,13 +31,7 @@ def pack_seq2seq(
         bins = best_fit_pairs(np.stack([sources, targets], axis=1), capacities)
         placed, rows, count = shuffled(bins, seed, group)
         starts, sources, targets = starts[placed], sources[placed], targets[placed]
-    return Seq2SeqPacking(Packing(starts, sources, rows, count), Packing(starts + sources, targets, rows, count))
-
-
-def merged_seq2seq(packings: Sequence[Seq2SeqPacking], packing_of: NDArray[np.integer[Any]]) -> Seq2SeqPacking:
-    """The rows of several packings as one, as `merged` does it."""
-    sources, targets = [one.sources for one in packings], [one.targets for one in packings]
-    return Seq2SeqPacking(merged(sources, packing_of), merged(targets, packing_of))
+    return Packing(starts, sources, rows, count), Packing(starts + sources, targets, rows, count)
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class Seq2SeqRows:
 
 
 def fill_seq2seq(
-    packed: Seq2SeqPacking,
+    packed: tuple[Packing, Packing],
     ids: NDArray[np.int32],
     first: int,
     stop: int,
@@ -84,8 +66,8 @@ def fill_seq2seq(
     Documents have the same numbers in both parts of a row. Labels are the target's tokens, and decoder inputs the same
     one place later, after `decoder_start`.
     """
-    input_ids, documents, _ = _fill(packed.sources, ids, first, stop, widths[0], pad)
-    tokens, decoder_documents, begins = _fill(packed.targets, ids, first, stop, widths[1], pad)
+    input_ids, documents, _ = _fill(packed[0], ids, first, stop, widths[0], pad)
+    tokens, decoder_documents, begins = _fill(packed[1], ids, first, stop, widths[1], pad)
     shifted = np.roll(tokens, 1, axis=1)
     shifted[begins] = decoder_start
     return Seq2SeqRows(

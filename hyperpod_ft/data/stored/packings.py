@@ -9,7 +9,6 @@ import numpy as np
 from hyperpod_ft.data.mixing.mixture import spread
 from hyperpod_ft.data.packing import Packing, merged
 from hyperpod_ft.data.prepared import blocks_of
-from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, merged_seq2seq
 from hyperpod_ft.data.stored.spool import Spool
 from hyperpod_ft.data.stored.token_stream import StoredTokens
 from hyperpod_ft.data.tokens import Tokens
@@ -17,7 +16,8 @@ from hyperpod_ft.data.tokens import Tokens
 # Examples that are packed together: few enough that it takes little memory, so many that it costs no row.
 GROUP = 1 << 20
 
-AnyPacking = Packing | Seq2SeqPacking
+Parts = tuple[Packing, ...]
+"""Of rows: one, or the sources and the targets of an encoder-decoder."""
 
 
 class StoredPackings:
@@ -34,16 +34,16 @@ class StoredPackings:
     def row_count(self) -> int:
         return len(self._ends)
 
-    def add(self, packed: AnyPacking) -> None:
-        spans = packed if isinstance(packed, Packing) else packed.sources
+    def add(self, packed: Parts) -> None:
+        spans, *targets = packed
         ends = np.bincount(spans.rows, minlength=spans.row_count).cumsum()
         self._ends.append(len(self._starts) + ends)
         self._starts.append(spans.starts)
         self._lengths.append(spans.lengths)
-        if isinstance(packed, Seq2SeqPacking):
-            self._targets.append(packed.targets.lengths)
+        for part in targets:
+            self._targets.append(part.lengths)
 
-    def rows(self, first: int, stop: int) -> AnyPacking:
+    def rows(self, first: int, stop: int) -> Parts:
         """The rows `first` to `stop`, numbered from 0."""
         ends = np.concatenate([self._ends.read(first - 1, first) if first else [0], self._ends.read(first, stop)])
         low, high = int(ends[0]), int(ends[-1])
@@ -51,12 +51,12 @@ class StoredPackings:
         lengths = self._lengths.read(low, high).astype(np.int64)
         spans = Packing(self._starts.read(low, high), lengths, rows, stop - first)
         if not self._pairs:
-            return spans
+            return (spans,)
         targets = self._targets.read(low, high).astype(np.int64)
-        return Seq2SeqPacking(spans, replace(spans, starts=spans.starts + lengths, lengths=targets))
+        return spans, replace(spans, starts=spans.starts + lengths, lengths=targets)
 
 
-def blocks(packings: Sequence[StoredPackings], at_once: int) -> Iterator[AnyPacking]:
+def blocks(packings: Sequence[StoredPackings], at_once: int) -> Iterator[Parts]:
     """The rows of several packings as one, a block at a time: row k is of packing `spread([their row counts])[k]`."""
     packing_of = spread([one.row_count for one in packings])
     done = [0] * len(packings)
@@ -65,16 +65,12 @@ def blocks(packings: Sequence[StoredPackings], at_once: int) -> Iterator[AnyPack
         stops = [before + int((here == number).sum()) for number, before in enumerate(done)]
         parts = [one.rows(*rows) for one, *rows in zip(packings, done, stops, strict=True)]
         done = stops
-        pairs = [part for part in parts if isinstance(part, Seq2SeqPacking)]
-        yield merged_seq2seq(pairs, here) if pairs else merged([one for one in parts if isinstance(one, Packing)], here)
+        yield tuple(merged(of_part, here) for of_part in zip(*parts, strict=True))
 
 
-def in_memory(packed: AnyPacking, stored: StoredTokens) -> tuple[AnyPacking, Tokens]:
+def in_memory(packed: Parts, stored: StoredTokens) -> tuple[Parts, Tokens]:
     """The same rows, and the tokens that they have, in their order."""
-    if isinstance(packed, Packing):
-        tokens = stored.copied(packed.starts, packed.lengths)
-        return replace(packed, starts=tokens.starts), tokens
-    sources, targets = packed.sources, packed.targets
-    tokens = stored.copied(sources.starts, sources.lengths + targets.lengths)
+    first, *others = packed
+    tokens = stored.copied(first.starts, np.sum([part.lengths for part in packed], axis=0))
     starts = tokens.starts
-    return Seq2SeqPacking(replace(sources, starts=starts), replace(targets, starts=starts + sources.lengths)), tokens
+    return (replace(first, starts=starts), *(replace(part, starts=starts + first.lengths) for part in others)), tokens

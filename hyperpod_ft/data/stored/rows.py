@@ -9,10 +9,10 @@ import numpy as np
 from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.data import packing, prepared
 from hyperpod_ft.data.mixing.mixture import Numbers
-from hyperpod_ft.data.packing import PackedRows, Packing
+from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
 from hyperpod_ft.data.stored import packings as stored_packings
-from hyperpod_ft.data.stored.packings import GROUP, AnyPacking, StoredPackings
+from hyperpod_ft.data.stored.packings import GROUP, Parts, StoredPackings
 from hyperpod_ft.data.stored.token_stream import StoredTokens
 from hyperpod_ft.data.tokens import Tokens
 
@@ -43,7 +43,7 @@ class RowsOfExamples:
         for group, (first, stop) in enumerate(prepared.blocks_of(len(chosen), GROUP)):
             starts, lengths = self.examples.spans(chosen[first:stop])
             if label_tokens is None:
-                found.add(packing.pack(self.how, starts, lengths, dataset.max_length, self.seed, group))
+                found.add((packing.pack(self.how, starts, lengths, dataset.max_length, self.seed, group),))
                 continue
             assert dataset.max_target_length is not None and self.how != "wrapped"
             widths = dataset.max_length, dataset.max_target_length
@@ -56,14 +56,15 @@ class RowsOfExamples:
         width = self.dataset.row_tokens
         for stored in stored_packings.blocks(packings, max(1, _TOKENS_IN_MEMORY // width)):
             found, tokens = stored_packings.in_memory(stored, self.examples)
-            for first, stop in prepared.blocks_of(found.row_count, max(1, _TOKENS_PER_BLOCK // width)):
+            for first, stop in prepared.blocks_of(found[0].row_count, max(1, _TOKENS_PER_BLOCK // width)):
                 yield self._filled(found, tokens, first, stop)
 
-    def _filled(self, packed: AnyPacking, tokens: Tokens, first: int, stop: int) -> PackedRows | Seq2SeqRows:
+    def _filled(self, packed: Parts, tokens: Tokens, first: int, stop: int) -> PackedRows | Seq2SeqRows:
         """The arrays of rows `first` to `stop`, from a packing of these tokens."""
         dataset = self.dataset
-        if isinstance(packed, Packing):
-            return packing.fill(packed, tokens.ids, tokens.trained, first, stop, dataset.max_length, self.pad)
+        spans, *targets = packed
+        if not targets:
+            return packing.fill(spans, tokens.ids, tokens.trained, first, stop, dataset.max_length, self.pad)
         assert dataset.max_target_length is not None and self.decoder_start is not None
         widths = dataset.max_length, dataset.max_target_length
-        return fill_seq2seq(packed, tokens.ids, first, stop, widths, self.pad, self.decoder_start)
+        return fill_seq2seq((spans, targets[0]), tokens.ids, first, stop, widths, self.pad, self.decoder_start)

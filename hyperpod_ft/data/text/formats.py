@@ -1,8 +1,8 @@
 """Raw rows to text: each dataset format's prompt and completion, and which parts of the text count in the loss."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text import chat, prompts
@@ -13,13 +13,15 @@ from hyperpod_ft.data.text.reasoning import without_reasoning
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 
-class RowImages(Protocol):
-    """The images that rows beside them name, and what they are to a model."""
+@dataclass(frozen=True)
+class RowImages:
+    """The images that rows name, and what they are to a model.
 
-    @property
-    def read(self) -> ReadImage: ...
-    def expanded(self, text: str, images: Sequence[bytes]) -> str:
-        """The text with the tokens of its images. Raises RowError."""
+    `expanded`: a text with the tokens of its images. Raises RowError.
+    """
+
+    read: ReadImage
+    expanded: Callable[[str, Sequence[bytes]], str]
 
 
 def examples(

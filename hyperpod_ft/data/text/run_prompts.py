@@ -7,25 +7,13 @@ from typing import Any
 from hyperpod_ft.config.sections.inputs import TEXT_OR_MESSAGES, Dataset
 from hyperpod_ft.data.prepared import Sample
 from hyperpod_ft.data.text import formats
-from hyperpod_ft.data.text.conversation import ReadImage
 from hyperpod_ft.data.text.formats import RowImages
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 
-
-class _AsWritten:
-    """Images whose files are not read: their prompts are what the chat template writes."""
-
-    @property
-    def read(self) -> ReadImage:
-        return lambda _: b""
-
-    def expanded(self, text: str, _: Sequence[bytes]) -> str:
-        return text
-
-
-AS_WRITTEN = _AsWritten()
+# Images whose files are not read: their prompts are what the chat template writes.
+AS_WRITTEN = RowImages(read=lambda _: b"", expanded=lambda text, _: text)
 
 
 @dataclass(frozen=True)

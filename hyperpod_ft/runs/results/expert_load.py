@@ -7,9 +7,10 @@ is MaxVio + 1 (Wang et al., arXiv:2408.15664).
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from hyperpod_ft.progress import count
+from hyperpod_ft.runs.records import checked
 
 LARGEST, DEAD = "expert_load_max", "dead_experts"
 """In metrics.jsonl: over all layers, the largest load, and how many experts got no token."""
@@ -50,10 +51,7 @@ def facts(first: Loads, last: Loads) -> dict[str, Any]:
 
 def read(recorded: Mapping[str, Any]) -> tuple[Loads, Loads]:
     """Both, from the facts of a record; empty where they are missing or damaged."""
-    try:
-        first, last = _FACTS.validate_python(recorded.get(_FACT))
-    except ValidationError:
-        return {}, {}
+    first, last = checked(_FACTS, recorded.get(_FACT), ({}, {}))
     return (first, last) if first.keys() == last.keys() else ({}, {})
 
 

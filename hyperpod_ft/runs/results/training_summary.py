@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.records import checked
 from hyperpod_ft.runs.results import holdings, places
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.metrics import OF_SOURCE, is_number
@@ -38,7 +39,7 @@ def _rouge(both: RougeScores) -> str:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """A finished training. None: unknown for this machine or model, not requested, or not in an earlier record.
+    """A finished training. None: unknown for this machine or model, or not requested.
 
     A field is a line of the table, in this order, and the fact of that name unless `summary_of` says otherwise.
     """
@@ -111,14 +112,15 @@ def summary_of(run: Run) -> TrainingSummary | None:
     counts = {
         f"{kind}_{split}": count
         for kind in ("exact", "pattern")
-        for split, count in _answer_counts(found.get(f"{kind}_match")).items()
+        for split, count in checked(_ANSWER_COUNTS, found.get(f"{kind}_match"), {}).items()
+        if count.rows
     }
-    rouge = {f"rouge_{split}": both for split, both in _rouge_scores(found.get("rouge")).items()}
+    rouge = {f"rouge_{split}": both for split, both in checked(_ROUGE_SCORES, found.get("rouge"), {}).items()}
     # ignore non-numeric values of a damaged record
     facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if is_number(value)}
     held = holdings.read(run)
     known = {name: value for name, value in (holdings.hours(held) if held else {}).items() if value is not None}
-    where = _places(trained.facts.get("places"))
+    where = checked(places.PLACES, trained.facts.get("places"), ())
     values = {one.name: facts.get(one.name) for one in fields(TrainingSummary)} | {
         "run": run.paths.full_name,
         "method": run.config.training.method,
@@ -139,14 +141,6 @@ def summary_of(run: Run) -> TrainingSummary | None:
         **known,
     }
     return TrainingSummary(**values)
-
-
-def _places(recorded: Any) -> tuple[StepPlace, ...]:
-    """Where it ran; nothing of a damaged record."""
-    try:
-        return places.PLACES.validate_python(recorded)
-    except ValidationError:
-        return ()
 
 
 def _instances(run: Run, where: Sequence[StepPlace]) -> str:
@@ -171,25 +165,7 @@ def require(run: Run) -> TrainingSummary:
     return summary
 
 
-def _answer_counts(values: Any) -> dict[Split, AnswerCount]:
-    """By split; none of a damaged record, nor of a split without rows."""
-    try:
-        return {split: count for split, count in _ANSWER_COUNTS.validate_python(values).items() if count.rows}
-    except ValidationError:
-        return {}
-
-
 _ANSWER_COUNTS = TypeAdapter(dict[Split, AnswerCount])
-
-
-def _rouge_scores(values: Any) -> dict[Split, RougeScores]:
-    """By split; none of a damaged record, nor of one without them."""
-    try:
-        return _ROUGE_SCORES.validate_python(values)
-    except ValidationError:
-        return {}
-
-
 _ROUGE_SCORES = TypeAdapter(dict[Split, RougeScores])
 
 

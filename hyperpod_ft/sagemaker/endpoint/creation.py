@@ -147,7 +147,7 @@ class Creation:
             return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
 
         # the kit's server answers one on each GPU, and SageMaker's patience includes the wait for a GPU
-        at_once = target.fit.instance.devices if self.deployment.bundle.code else _QUESTIONS_AT_ONCE
+        at_once = (target.fit.instance.ranks or 1) if self.deployment.bundle.code else _QUESTIONS_AT_ONCE
         self.watch.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}, {at_once} at a time")
         with ThreadPoolExecutor(at_once) as pool:
             proof = Proof(tuple(pool.map(ask, recorded)))

@@ -212,7 +212,7 @@ def _component(target: Target, model: str, tags: list[dict[str, str]]) -> dict[s
             "ModelName": model,
             "StartupParameters": _patience(target.settings),
             "ComputeResourceRequirements": {
-                "NumberOfAcceleratorDevicesRequired": target.fit.instance.chips,
+                "NumberOfAcceleratorDevicesRequired": target.fit.instance.devices,
                 "MinMemoryRequiredInMb": 1024,
             },
         },

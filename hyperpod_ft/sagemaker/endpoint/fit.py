@@ -7,7 +7,7 @@ hold one request of the longest length. Neuron's server allocates the cache of a
 
 from dataclasses import dataclass
 
-from hyperpod_ft.config.instances import ENDPOINT_INSTANCES, EndpointInstance
+from hyperpod_ft.config.instances import ENDPOINT_INSTANCES, Instance
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_shape import ModelShape
@@ -34,7 +34,7 @@ class ServedModel:
 class ServingFit:
     """How a model is divided over an instance's devices, and what of each device it takes. Sizes in GiB."""
 
-    instance: EndpointInstance
+    instance: Instance
     tensor_parallel: int
     max_length: int  # of a request, tokens
     weights: float  # on one device
@@ -43,7 +43,7 @@ class ServingFit:
     @property
     def free(self) -> float:
         """What a device has left for the KV cache; negative when not even the weights fit."""
-        return MEMORY_SHARE * self.instance.device_gib - WORK_GIB - self.weights
+        return MEMORY_SHARE * self.instance.rank_gib - WORK_GIB - self.weights
 
     @property
     def longest_requests(self) -> int | None:
@@ -54,7 +54,7 @@ class ServingFit:
         """For example "14.96 GiB of weights + 2 GiB of activations (assumed) of 19.8 GiB (90 % of 22) on each of 1"."""
         instance = self.instance
         budget = (
-            f"{MEMORY_SHARE * instance.device_gib:.1f} GiB ({MEMORY_SHARE:.0%} of {instance.device_gib:g}) on each of"
+            f"{MEMORY_SHARE * instance.rank_gib:.1f} GiB ({MEMORY_SHARE:.0%} of {instance.rank_gib:g}) on each of"
             f" {self.tensor_parallel} {'GPU' if instance.device == 'cuda' else 'NeuronCore'}"
             f"{'s' * (self.tensor_parallel > 1)}"
         )
@@ -64,7 +64,7 @@ class ServingFit:
         return f"{taken} + {self.cache:.2f} GiB of KV cache for a request of {self.max_length:,} tokens, of {budget}"
 
 
-def fit(served: ServedModel, instance: EndpointInstance, max_length: int, concurrency: int) -> ServingFit:
+def fit(served: ServedModel, instance: Instance, max_length: int, concurrency: int) -> ServingFit:
     """The division of a model over all devices of an instance. Raises UserError, with arithmetic, if it does not fit.
 
     `max_length` is a request's longest length in tokens, `concurrency` how many the server may compute at once.
@@ -77,7 +77,7 @@ def fit(served: ServedModel, instance: EndpointInstance, max_length: int, concur
     found = _divided(served, instance, max_length)
     if _fits(found, concurrency):
         return found
-    others = sorted(ENDPOINT_INSTANCES.values(), key=lambda other: other.gib)
+    others = sorted(ENDPOINT_INSTANCES.values(), key=lambda other: other.device_gib * other.devices)
     suggested = [
         other.name
         for other in others
@@ -106,8 +106,8 @@ def _longest(found: ServingFit, concurrency: int) -> int:
     return int(found.max_length * found.free / (found.cache * needed)) // 64 * 64
 
 
-def _divided(served: ServedModel, instance: EndpointInstance, max_length: int) -> ServingFit:
-    degree = _degree(served, instance.devices)
+def _divided(served: ServedModel, instance: Instance, max_length: int) -> ServingFit:
+    degree = _degree(served, instance.ranks or 1)
     return ServingFit(
         instance, degree, max_length, served.weight_bytes / degree / GIB, _cache(served, degree, max_length)
     )

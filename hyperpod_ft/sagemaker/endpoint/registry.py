@@ -13,7 +13,6 @@ from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs import chain
-from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint.creation import check_bucket, place
@@ -92,7 +91,7 @@ def _properties(run: Run) -> dict[str, str]:
     properties = {
         "run": run.paths.full_name,
         "made by": f"hyperpod-ft {__version__}",
-        "base model": model_asset(config).pinned,
+        "base model": config.model.asset.pinned,
         "dataset": " ".join(dict.fromkeys(part.dataset.asset.pinned for part in config.dataset.parts)),
         "objective": f"{config.training.objective} {config.training.method}",
         "digest of the model": chain.model_digest(run.journal),

@@ -218,11 +218,11 @@ def test_long_pairs_are_dropped_or_cut(tmp_path: Path) -> None:
     ]
     dropped = chunk_of(tmp_path, rows)
     assert dropped.origins[:, 0].tolist() == [0] and len(dropped.tokens) == 2
-    assert [row.where for row in dropped.listed] == [f"rows.jsonl:{line}" for line in (2, 3, 4)]
-    assert dropped.listed[1].detail == "167 tokens, dataset.max_length is 64"
+    assert [row.where for row in dropped.counts.listed] == [f"rows.jsonl:{line}" for line in (2, 3, 4)]
+    assert dropped.counts.listed[1].detail == "167 tokens, dataset.max_length is 64"
     cut = chunk_of(tmp_path, rows, overlong="truncate")
     assert cut.origins[:, 0].tolist() == [0, 1, 2]
-    assert (cut.truncated, cut.emptied, cut.bad.total()) == (2, 1, 0)
+    assert (cut.counts.truncated, cut.counts.emptied, cut.counts.bad.total()) == (2, 1, 0)
     whole = cut.tokens.lengths[3]  # BOS, prompt, fox, EOS
     assert cut.tokens.lengths[2:].tolist() == [64 - whole, whole, 32, 32]
 

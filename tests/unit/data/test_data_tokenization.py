@@ -165,14 +165,14 @@ def test_every_row_is_accounted_for_with_its_line(tmp_path: Path) -> None:
         tmp_path,
         b'{"text": "fox"}\n\n{"text": ""}\n{"text": "\xff"}\nnot json\n[1]\n' + long.encode() + b'{"text": "the"}',
     )
-    assert [(row.where, row.reason) for row in made.listed] == [
+    assert [(row.where, row.reason) for row in made.counts.listed] == [
         ("rows.jsonl:3", "empty completion"),
         ("rows.jsonl:4", "invalid UTF-8"),
         ("rows.jsonl:5", "invalid JSON"),
         ("rows.jsonl:6", "not a JSON object"),
         ("rows.jsonl:7", "longer than max_length"),
     ]
-    assert (made.raw_rows, len(made.tokens), made.bad.total(), made.truncated) == (7, 2, 5, 0)
+    assert (made.counts.rows_read, len(made.tokens), made.counts.bad.total(), made.counts.truncated) == (7, 2, 5, 0)
     assert made.origins[:, 0].tolist() == [0, 6]
     assert made.tokens.ids.tolist() == [BOS, *ids("fox"), EOS, BOS, *ids("the"), EOS]
     assert made.tokens.ids.dtype == np.int32
@@ -183,17 +183,17 @@ def test_truncation_cuts_the_end_and_counts(tmp_path: Path) -> None:
     made = chunk_of(tmp_path, long.encode(), overlong="truncate")
     assert made.tokens.lengths.tolist() == [64]
     assert made.tokens.ids.tolist() == [BOS, *ids("the quick " * 40)][:64]
-    assert (made.truncated, made.bad.total(), made.emptied) == (1, 0, 0)
+    assert (made.counts.truncated, made.counts.bad.total(), made.counts.emptied) == (1, 0, 0)
 
 
 def test_a_prompt_that_fills_the_row_leaves_no_example(tmp_path: Path) -> None:
     row = '{"prompt": "' + "the quick " * 40 + '", "completion": "fox"}\n'
     made = chunk_of(tmp_path, row.encode(), overlong="truncate", format="prompt-completion")
-    assert (len(made.tokens), made.emptied, made.truncated, made.bad.total()) == (0, 1, 0, 0)
+    assert (len(made.tokens), made.counts.emptied, made.counts.truncated, made.counts.bad.total()) == (0, 1, 0, 0)
 
 
 def test_wrapped_keeps_long_examples_whole(tmp_path: Path) -> None:
     long = '{"text": "' + "the quick " * 40 + '"}\n'
     made = chunk_of(tmp_path, long.encode(), packing="wrapped")
     assert made.tokens.ids.tolist() == [BOS, *ids("the quick " * 40), EOS]
-    assert made.bad.total() == 0
+    assert made.counts.bad.total() == 0

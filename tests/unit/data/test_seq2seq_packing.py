@@ -54,8 +54,8 @@ def test_source_and_target_end_with_eos_and_have_no_bos() -> None:
 
 def test_a_pair_without_a_source_is_a_bad_row(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [SHORT, {"prompt": " ", "completion": "fox"}])
-    assert found.bad == {"empty prompt": 1} and found.origins[:, 0].tolist() == [0]
-    assert str(found.listed[0]) == "rows.jsonl:2 (empty prompt: an encoder-decoder needs a source)"
+    assert found.counts.bad == {"empty prompt": 1} and found.origins[:, 0].tolist() == [0]
+    assert str(found.counts.listed[0]) == "rows.jsonl:2 (empty prompt: an encoder-decoder needs a source)"
 
 
 def tokenized(directory: Path, rows: list[dict[str, str]], **values: Any) -> TokenizedChunk:
@@ -71,7 +71,12 @@ SHORT = {"prompt": "xyz", "completion": "zyx"}
 
 def test_what_is_too_long_is_cut_on_its_side(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [SHORT, LONG_SOURCE, LONG_TARGET], overlong="truncate")
-    assert (found.raw_rows, found.truncated, found.emptied, found.bad.total()) == (3, 2, 0, 0)
+    assert (found.counts.rows_read, found.counts.truncated, found.counts.emptied, found.counts.bad.total()) == (
+        3,
+        2,
+        0,
+        0,
+    )
     first, second, third = np.split(found.tokens.ids, found.tokens.lengths.cumsum()[:-1])
     assert first.tolist() == [*ids("xyz"), EOS, *ids("zyx"), EOS]
     # a source keeps its EOS, a target does not: the model must not learn to stop there
@@ -82,9 +87,9 @@ def test_what_is_too_long_is_cut_on_its_side(tmp_path: Path) -> None:
 
 def test_what_is_too_long_is_dropped_with_both_lengths(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [LONG_SOURCE, SHORT, LONG_TARGET])
-    assert found.bad == {TOO_LONG: 2} and found.origins[:, 0].tolist() == [1]
+    assert found.counts.bad == {TOO_LONG: 2} and found.origins[:, 0].tolist() == [1]
     assert len(found.tokens) == 1 and found.tokens.lengths.tolist() == [len(ids("xyz")) + len(ids("zyx")) + 2]
-    first, last = (row.detail for row in found.listed)
+    first, last = (row.detail for row in found.counts.listed)
     assert "27 tokens of source" in first and "max_length is 16" in first
     assert "15 of target" in last and "max_target_length 8" in last
 
@@ -98,10 +103,10 @@ def packed(how: Any, seed: int, pairs: int, widths: tuple[int, int]) -> tuple[Se
     order = random.permutation(pairs)
     layout = pack_seq2seq(how, starts[order], lengths[order], targets[order], widths, seed)
     stream = np.arange(1000, 1000 + lengths.sum(), dtype=np.int32)
-    middle = layout.row_count // 2
+    middle = layout[0].row_count // 2
     blocks = [
         fill_seq2seq(layout, stream, first, stop, widths, PAD, START)
-        for first, stop in ((0, middle), (middle, layout.row_count))
+        for first, stop in ((0, middle), (middle, layout[0].row_count))
         if stop > first
     ]
     rows = Seq2SeqRows(**{name: np.concatenate([getattr(block, name) for block in blocks]) for name in vars(blocks[0])})
@@ -137,9 +142,9 @@ def test_packing_depends_on_its_arguments_only_and_leaves_little_padding() -> No
     lengths, order = sources + targets, random.permutation(6000)
     arguments = ((lengths.cumsum() - lengths)[order], lengths[order], targets[order], widths)
     one, again = pack_seq2seq("bfd", *arguments, 5), pack_seq2seq("bfd", *arguments, 5)
-    assert np.array_equal(one.sources.starts, again.sources.starts) and one.row_count == again.row_count
+    assert np.array_equal(one[0].starts, again[0].starts) and one[0].row_count == again[0].row_count
     bound = max(sources.sum() / widths[0], targets.sum() / widths[1])
-    assert one.row_count <= 1.04 * bound + 1
+    assert one[0].row_count <= 1.04 * bound + 1
 
 
 @pytest.mark.parametrize(

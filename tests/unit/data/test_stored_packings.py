@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpod_ft.data.packing import Packing, pack
-from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, pack_seq2seq
+from hyperpod_ft.data.packing import pack
+from hyperpod_ft.data.seq2seq.packing import pack_seq2seq
 from hyperpod_ft.data.stored import packings as stored_packings
 from hyperpod_ft.data.stored import token_stream
-from hyperpod_ft.data.stored.packings import StoredPackings
+from hyperpod_ft.data.stored.packings import Parts, StoredPackings
 from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.tokens import Tokens
 
@@ -44,10 +44,11 @@ def test_tokens_are_read_back(tmp_path: Path, documents: int, monkeypatch: pytes
     assert np.array_equal(own.lengths, tokens.lengths[numbers])
 
 
-def spans(packed: Packing | Seq2SeqPacking) -> list[tuple[int, ...]]:
-    parts = [packed] if isinstance(packed, Packing) else [packed.sources, packed.targets]
+def spans(packed: Parts) -> list[tuple[int, ...]]:
     return [
-        row for part in parts for row in zip(*(x.tolist() for x in (part.rows, part.starts, part.lengths)), strict=True)
+        row
+        for part in packed
+        for row in zip(*(x.tolist() for x in (part.rows, part.starts, part.lengths)), strict=True)
     ]
 
 
@@ -56,13 +57,14 @@ def test_groups_follow_one_another(tmp_path: Path, how: str) -> None:
     lengths = np.random.default_rng(3).integers(1, 16, (90, 1))
     starts = lengths.cumsum()[:, None] - lengths
     groups = [
-        pack(how, starts[first : first + 40], lengths[first : first + 40], 32, 5, first // 40) for first in (0, 40, 80)
-    ]  # type: ignore[arg-type]
+        (pack(how, starts[first : first + 40], lengths[first : first + 40], 32, 5, first // 40),)  # type: ignore[arg-type]
+        for first in (0, 40, 80)
+    ]
     written, before, expected = StoredPackings(tmp_path, pairs=False), 0, []
     for group in groups:
         written.add(group)
         expected += [(before + row, *span) for row, *span in spans(group)]
-        before += group.row_count
+        before += group[0].row_count
     assert written.row_count == before
     found = [(first + row, *span) for first in range(before) for row, *span in spans(written.rows(first, first + 1))]
     assert found == expected == spans(written.rows(0, before))
@@ -70,7 +72,7 @@ def test_groups_follow_one_another(tmp_path: Path, how: str) -> None:
 
 def test_the_groups_of_a_split_are_shuffled_differently() -> None:
     lengths = np.full((40, 1), 10)
-    first, again, second = (pack("bfd", lengths.cumsum()[:, None], lengths, 16, 5, group) for group in (0, 0, 1))
+    first, again, second = ((pack("bfd", lengths.cumsum()[:, None], lengths, 16, 5, group),) for group in (0, 0, 1))
     assert spans(first) == spans(again) != spans(second)
 
 
@@ -84,7 +86,7 @@ def test_rows_of_several_layouts_are_the_same_in_blocks_of_any_size(tmp_path: Pa
         if seq2seq:
             packings[number].add(pack_seq2seq("bfd", tokens.starts[own], lengths[own], lengths[own] // 2, (24, 12), 1))
         else:
-            packings[number].add(pack("bfd", tokens.starts[own, None], lengths[own, None], 32, 1))
+            packings[number].add((pack("bfd", tokens.starts[own, None], lengths[own, None], 32, 1),))
     (whole,) = stored_packings.blocks(packings, 1000)
     found, before = [], 0
     for block in stored_packings.blocks(packings, 4):
@@ -92,5 +94,5 @@ def test_rows_of_several_layouts_are_the_same_in_blocks_of_any_size(tmp_path: Pa
         ids = [near.ids[start : start + length].tolist() for _, start, length in spans(packed)]
         assert ids == [list(range(start, start + length)) for _, start, length in spans(block)]
         found += [(before + row, *span) for row, *span in spans(block)]
-        before += block.row_count
-    assert sorted(found) == sorted(spans(whole)) and before == whole.row_count
+        before += block[0].row_count
+    assert sorted(found) == sorted(spans(whole)) and before == whole[0].row_count

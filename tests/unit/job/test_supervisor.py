@@ -77,7 +77,7 @@ import errno, os, sys
 from hyperpod_ft.job import supervisor
 def full(run, *_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "attempts")
-supervisor._attempt = full
+supervisor._Running.attempt = full
 sys.exit(supervisor.main())
 """
 

@@ -247,7 +247,7 @@ def test_examples_are_shown_token_by_token(tmp_path: Path) -> None:
     assert '<span class="user" title="user, not trained, 1 token"><i>Why &lt;b&gt;?</i></span>' in page
     assert "trains message 2; 6 tokens, 3 of them trained (50%)" in page and "rows.jsonl:7" in page
     (run.paths.dataset_path / "shown.json").write_text("[{]")
-    assert "token by token" not in report_page([gather(run)]), "as of a dataset that an earlier version prepared"
+    assert "token by token" not in report_page([gather(run)]), "of a dataset without them"
 
 
 def test_scores_of_evaluations_stand_beside_each_other(tmp_path: Path) -> None:

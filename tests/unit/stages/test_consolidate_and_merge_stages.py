@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
@@ -70,7 +69,7 @@ def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Te
         [{"role": "user", "content": "the prompt"}], add_generation_prompt=True, tokenize=False
     )
     assert asked == "<s>the prompt"
-    assert model_asset(run.config).revision in text and "| final training loss | 0.123457 |" in text
+    assert run.config.model.asset.revision in text and "| final training loss | 0.123457 |" in text
     fence = "````"
     assert text.count(fence) == 2
     assert text.split(fence)[1].removeprefix("yaml\n") == yaml_text.dump(run.config)

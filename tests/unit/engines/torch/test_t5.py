@@ -74,7 +74,7 @@ def rows(how: str = "bfd") -> Seq2SeqBatch:
     lengths = targets + [len(source) for source, _ in pairs]
     starts = lengths.cumsum() - lengths
     layout = pack_seq2seq(how, starts, lengths, targets, WIDTHS, 0)  # type: ignore[arg-type]
-    made = fill_seq2seq(layout, ids, 0, layout.row_count, WIDTHS, PAD, START)
+    made = fill_seq2seq(layout, ids, 0, layout[0].row_count, WIDTHS, PAD, START)
     return Seq2SeqBatch(**{name: torch.from_numpy(array.astype(np.int64)) for name, array in vars(made).items()})
 
 

@@ -83,7 +83,7 @@ def test_the_kits_own_server_keeps_the_dtype_and_has_the_whole_model_on_each_gpu
     run = make_run(tmp_path, t5, dataset=pairs, deploy={**DEPLOY, "container": "kit"})
     found = deployment(run, "us-west-2")
     assert found.bundle.served.weight_bytes == 4096
-    assert (found.target.fit.tensor_parallel, found.target.fit.instance.chips) == (1, 4)
+    assert (found.target.fit.tensor_parallel, found.target.fit.instance.devices) == (1, 4)
     assert found.target.fit.max_length > 512, "n_positions limits nothing"
     with pytest.raises(UserError, match="model: container kit does not serve adapters"):
         with_settings(run, ["deploy.model=adapter"])
