@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message, redacted
@@ -23,7 +22,6 @@ class StackEvent:
     """One line of CloudFormation's log. `status`: CREATE_IN_PROGRESS, CREATE_COMPLETE, CREATE_FAILED, ..."""
 
     id: str
-    time: datetime
     logical_id: str
     resource_type: str
     status: str
@@ -42,19 +40,6 @@ class StackEvent:
     def of_stack(self) -> bool:
         """Whether the event is the stack's own, not a resource's."""
         return self.resource_type == "AWS::CloudFormation::Stack"
-
-
-OnStackEvent = Callable[[StackEvent], None]
-
-
-def reporter(name: str, report: PrintLine) -> OnStackEvent:
-    """Reports the events of stack `name` that are worth reporting, a line each."""
-
-    def on_event(event: StackEvent) -> None:
-        if event.worth_reporting:
-            report(f"stack {name}: {event}")
-
-    return on_event
 
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
@@ -87,7 +72,6 @@ def events(client: Any, stack_id: str, after: str = "") -> list[StackEvent]:
         found.append(
             StackEvent(
                 event["EventId"],
-                event["Timestamp"],
                 event["LogicalResourceId"],
                 event["ResourceType"],
                 event["ResourceStatus"],
@@ -105,8 +89,8 @@ def last_event(client: Any, stack_id: str) -> str:
     return str(page["StackEvents"][0]["EventId"])
 
 
-def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str) -> str:
-    """Wait until CloudFormation has finished a request; each of its events goes to `progress`.
+def settle(client: Any, stack_id: str, report: PrintLine, *, after: str) -> str:
+    """Wait until CloudFormation has finished a request; reports its events, a line each.
 
     `after` is the newest event before the request; empty for a request already in progress, and for a new stack.
     Returns the stack's final state. Raises UserError after an hour; CloudFormation continues.
@@ -118,7 +102,8 @@ def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str) ->
         for event in events(client, stack_id, after):
             after = event.id
             reported = event.status if event.of_stack else reported
-            progress(event)
+            if event.worth_reporting:
+                report(f"stack {_name(stack_id)}: {event}")
         # Both, because AWS may briefly report the state from before the request after accepting it.
         if status == reported and not status.endswith("_IN_PROGRESS"):
             break
@@ -157,7 +142,7 @@ class KitStack:
     if_not_ours: str  # what to do about another stack of this name
     delete_command: str  # deletes one whose creation failed
     delete_again: str  # deletes one whose deletion failed
-    progress: OnStackEvent
+    report: PrintLine
 
     def find(self) -> dict[str, Any] | None:
         """The stack, once CloudFormation has finished any earlier request; None if it does not exist.
@@ -166,7 +151,7 @@ class KitStack:
         """
         stack = describe(self.client, self.name)
         if stack and in_progress(str(stack["StackStatus"])):
-            settle(self.client, str(stack["StackId"]), self.progress, after="")
+            settle(self.client, str(stack["StackId"]), self.report, after="")
             stack = describe(self.client, self.name)
         if stack:
             self._require_ours(stack)
@@ -187,7 +172,7 @@ class KitStack:
             request["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
         stack = self.find()
         if stack is None and (stack_id := self._create(request)):
-            self._require_complete(stack_id, settle(self.client, stack_id, self.progress, after=""))
+            self._require_complete(stack_id, settle(self.client, stack_id, self.report, after=""))
         else:
             stack = stack or self.find()
             assert stack is not None, "CreateStack answered AlreadyExists"
@@ -215,14 +200,14 @@ class KitStack:
             if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
                 return
             raise
-        self._require_complete(stack_id, settle(self.client, stack_id, self.progress, after=before))
+        self._require_complete(stack_id, settle(self.client, stack_id, self.report, after=before))
 
     def delete(self, stack: dict[str, Any]) -> None:
         """Delete it and wait."""
         stack_id = str(stack["StackId"])
         before = last_event(self.client, stack_id)
         self.client.delete_stack(StackName=stack_id)
-        status = settle(self.client, stack_id, self.progress, after=before)
+        status = settle(self.client, stack_id, self.report, after=before)
         if status != "DELETE_COMPLETE":
             self._require_complete(stack_id, status)
 

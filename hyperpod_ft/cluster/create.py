@@ -5,7 +5,7 @@ from typing import Any
 from hyperpod_ft.aws.s3 import objects
 from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message
-from hyperpod_ft.aws.stacks import POLL_SECONDS, describe, in_progress, outputs, parameters, reporter
+from hyperpod_ft.aws.stacks import POLL_SECONDS, describe, in_progress, outputs, parameters
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import api, lifecycle_files, requests
@@ -145,7 +145,7 @@ def _ensure_resources(access: ClusterAccess, config: ClusterConfig) -> ClusterRe
     if config.existing is not None:
         return of_existing(config.existing, access.session)
     access.report(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
-    return stack.deploy(access.session, config, reporter(config.stack_name, access.report))
+    return stack.deploy(access.session, config, access.report)
 
 
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, report: PrintLine) -> str:

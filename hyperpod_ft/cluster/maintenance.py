@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.checks.service_model import check_request
-from hyperpod_ft.aws.stacks import reporter
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.config import stack_name
 from hyperpod_ft.cluster.hyperpod import api, instance_groups
@@ -202,7 +201,7 @@ def _delete_and_wait(access: ClusterAccess, delete_data: bool, timeout_seconds: 
         while True:
             watch.until_gone(timeout_seconds)
             try:
-                remaining = stack.delete(access.session, name, reporter(name, access.report), delete_data=delete_data)
+                remaining = stack.delete(access.session, name, access.report, delete_data=delete_data)
             except UserError as error:
                 if api.find(access.sagemaker, access.name) is None:
                     raise

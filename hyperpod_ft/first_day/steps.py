@@ -11,7 +11,6 @@ from typing import Any
 
 from hyperpod_ft.aws.checks.account import ValidationResult
 from hyperpod_ft.aws.session import Session, explained, may_pass
-from hyperpod_ft.aws.stacks import reporter
 from hyperpod_ft.cli.watch.following import follow_in_lines
 from hyperpod_ft.cluster import access as cluster_access
 from hyperpod_ft.cluster import create as creation
@@ -138,15 +137,15 @@ def within(minutes: float) -> Iterator[None]:
 @contextmanager
 def store(account: DayAccount) -> Iterator[TrainingResources]:
     """The role and the bucket of all trainings and the endpoint."""
-    session, name, progress = account.session, account.stack, reporter(account.stack, account.say)
+    session, name = account.session, account.stack
 
     def delete() -> None:
         if working := [job for run in account.runs.values() for job in _working(run)]:
             raise UserError(f"{working[0]} still runs, and cannot be cancelled without it")
-        resources.delete(session, progress, name=name, delete_data=True)
+        resources.delete(session, account.say, name=name, delete_data=True)
 
     with account.created(f"stack {name} with its bucket", delete, delete_stack(name)):
-        yield resources.deploy(session, progress, name=name)
+        yield resources.deploy(session, account.say, name=name)
 
 
 def train(account: DayAccount, step: DayStep, made: TrainingResources) -> str:
