@@ -20,9 +20,9 @@ from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
-from hyperpod_ft.sagemaker.endpoint.bundle import Bundle
+from hyperpod_ft.sagemaker.endpoint.bundle import CODE, Bundle
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix
-from hyperpod_ft.sagemaker.endpoint.endpoint_request import CODE, component_name, model_name, startup_seconds
+from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name, model_name, startup_seconds
 from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, FAILED, Endpoints
 from hyperpod_ft.sagemaker.endpoint.invoking import invoke
 from hyperpod_ft.sagemaker.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
@@ -49,7 +49,7 @@ class Creation:
         Raises UserError if it cannot be created. If its container fails, everything is deleted first, unless `keep`;
         after any other error, what was created is kept, and the error says so.
         """
-        check_bucket(self._s3, self.deployment.target.bundle, self.deployment.target.region)
+        check_bucket(self._s3, self.deployment.target.url, self.deployment.target.region)
         exists = self._exists()
         with self._kept():
             if not exists:
@@ -100,8 +100,8 @@ class Creation:
         return True
 
     def _create(self) -> None:
-        bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
-        place(self._s3, self.deployment.run, bundle, target.bundle, self.watch.report)
+        target, requests = self.deployment.target, self.deployment.requests
+        place(self._s3, self.deployment.run, target.bundle, target.url, self.watch.report)
         self._endpoints.create_model(requests.model)
         self._endpoints.create_config(requests.config)
         self._endpoints.create_endpoint(requests.endpoint)
@@ -109,10 +109,10 @@ class Creation:
     def _wait(self) -> None:
         target, component = self.deployment.target, self.deployment.requests.component
         seconds = _START_SECONDS + startup_seconds(target.settings)
-        self.watch.until_endpoint(seconds)
+        self.watch.until_in_service(self._endpoints.find, seconds, "endpoint")
         if component is not None:
             self._endpoints.create_component(component)
-            self.watch.until_component(seconds)
+            self.watch.until_in_service(self._endpoints.component, seconds, "inference component")
             scaling.apply(
                 self.watch.session.client("application-autoscaling"),
                 self.watch.session.client("cloudwatch"),
@@ -147,7 +147,7 @@ class Creation:
             return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
 
         # the kit's server answers one on each GPU, and SageMaker's patience includes the wait for a GPU
-        at_once = target.fit.instance.devices if self.deployment.bundle.code else _QUESTIONS_AT_ONCE
+        at_once = target.fit.instance.devices if target.bundle.code else _QUESTIONS_AT_ONCE
         self.watch.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}, {at_once} at a time")
         with ThreadPoolExecutor(at_once) as pool:
             proof = Proof(tuple(pool.map(ask, recorded)))
