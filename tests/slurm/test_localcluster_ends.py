@@ -101,7 +101,7 @@ def test_runtime_directory_removed_ends_the_cluster(own: LocalCluster) -> None:
 
 def test_bound_cluster_ends_with_its_killed_starter(own: LocalCluster) -> None:
     code = """if True:
-        import sys, time
+        import os, sys, time
         from pathlib import Path
         from hyperpod_ft.localcluster import LocalCluster
         LocalCluster(Path(sys.argv[1])).up(bound_to=os.getpid())
