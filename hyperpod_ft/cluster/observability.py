@@ -1,6 +1,6 @@
 """HyperPod's observability extension of a cluster: AWS's own collectors on every node.
 
-Functions raise UserError; a `timeout` is in minutes, `client` is boto3's for sagemaker.
+Functions raise what those of ClusterAccess do; a `timeout` is in minutes, `client` is boto3's for sagemaker.
 """
 
 import json
@@ -36,24 +36,22 @@ class Extension:
 
 
 def installed(access: ClusterAccess) -> Extension | None:
-    with access.explained():
-        return _find(access.sagemaker, access.cluster().arn)
+    return _find(access.sagemaker, access.cluster().arn)
 
 
 def install(access: ClusterAccess, settings: str | None, timeout: float | None) -> None:
     """Install it or change its settings, a JSON object; with a timeout, wait until all nodes run it."""
     if settings is not None:
         _check(settings)
-    with access.explained():
-        cluster = access.cluster()
-        arn = cluster.arn
-        if cluster.kubernetes or not cluster.continuous:
-            raise UserError(
-                f"cluster {access.name}: HyperPod has extensions only for Slurm clusters with continuous provisioning",
-                "create a cluster with provisioning: api and continuous_provisioning: true",
-            )
-        before = _find(access.sagemaker, arn)
-        _request(access.sagemaker, arn, before, settings)
+    cluster = access.cluster()
+    arn = cluster.arn
+    if cluster.kubernetes or not cluster.continuous:
+        raise UserError(
+            f"cluster {access.name}: HyperPod has extensions only for Slurm clusters with continuous provisioning",
+            "create a cluster with provisioning: api and continuous_provisioning: true",
+        )
+    before = _find(access.sagemaker, arn)
+    _request(access.sagemaker, arn, before, settings)
     access.report(f"{_NAME}: requested")
     if timeout is not None:
         found = _settled(access, arn, before, timeout)
@@ -63,13 +61,12 @@ def install(access: ClusterAccess, settings: str | None, timeout: float | None) 
 
 def remove(access: ClusterAccess, timeout: float | None) -> None:
     """Remove it; with a timeout, wait until no node runs it."""
-    with access.explained():
-        arn = access.cluster().arn
-        before = _find(access.sagemaker, arn)
-        if before is None:
-            access.report(f"{_NAME}: not installed")
-            return
-        access.sagemaker.delete_cluster_extension(ClusterArn=arn, ExtensionArn=before.arn)
+    arn = access.cluster().arn
+    before = _find(access.sagemaker, arn)
+    if before is None:
+        access.report(f"{_NAME}: not installed")
+        return
+    access.sagemaker.delete_cluster_extension(ClusterArn=arn, ExtensionArn=before.arn)
     access.report(f"{_NAME}: removal requested")
     if timeout is not None and (found := _settled(access, arn, before, timeout)):
         raise _failed(found, "fix the cause, then run the command again")

@@ -242,9 +242,11 @@ def inspect_cluster(account: DayAccount, step: DayStep) -> str:
     _refuse_errors(account, validate(config, account.session.client))  # also where a cluster has this name
 
     def delete() -> None:
-        maintenance.delete_cluster(access, delete_data=True, timeout=60)
+        with access.explained():
+            maintenance.delete_cluster(access, delete_data=True, timeout=60)
 
-    with account.created(f"cluster {name} with its stack", delete, delete_cluster(name)), within(step.minutes):
+    created = account.created(f"cluster {name} with its stack", delete, delete_cluster(name))
+    with created, within(step.minutes), access.explained():
         access.wait(step.minutes, Awaited(targets=creation.create_missing(access, config)))
         job = ("srun", "--nodes=1", "--time=5", "hostname")
         request = connect.SshRequest(cluster_access.login_user(access, None), command=job)

@@ -55,7 +55,9 @@ def command(
 
     def add(function: Command) -> Command:
         def run(cluster: str, region: str | None, profile: str | None, **own: Any) -> None:
-            function(_find(cluster, region, profile, report), **own)
+            access = _find(cluster, region, profile, report)
+            with access.explained():
+                function(access, **own)
 
         return _add(app, name, function, run, str(DEFAULT_FILE), [])
 
@@ -84,10 +86,11 @@ def changing(
             from hyperpod_ft.cluster import inspection
 
             access = _find(cluster, region, profile, tables.progress)
-            with interruptible(CONTINUES):
-                function(Change(access, None if no_wait else timeout, yes), **own)
-            if as_json:
-                show_cluster.status(inspection.status(access), as_json=True)
+            with access.explained():
+                with interruptible(CONTINUES):
+                    function(Change(access, None if no_wait else timeout, yes), **own)
+                if as_json:
+                    show_cluster.status(inspection.status(access), as_json=True)
 
         waiting = [_argument("timeout", Timeout, minutes), _argument("no_wait", NoWait, False)] if minutes else []
         more = [*waiting, _argument("yes", Yes, False), _argument("as_json", After, False)]

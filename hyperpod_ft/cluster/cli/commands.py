@@ -109,7 +109,7 @@ def create(
     config = cluster_config.load(file, overrides or ())
     reference = cluster_config.ClusterReference(config.name, config.region, config, str(file))
     access = ClusterAccess.of(reference, profile, tables.progress)
-    with interruptible(CONTINUES):
+    with access.explained(), interruptible(CONTINUES):
         cluster = creation.create(access, config, None if no_wait else timeout)
     if cluster is None:
         print(f"Not waiting. Check it with: hyperpod-ft cluster status {file}")
