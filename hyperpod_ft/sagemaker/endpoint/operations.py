@@ -19,7 +19,7 @@ from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint import invoking, waiting
 from hyperpod_ft.sagemaker.endpoint.bundle import small_files_in_store
-from hyperpod_ft.sagemaker.endpoint.creation import Creation
+from hyperpod_ft.sagemaker.endpoint.creation import create
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target
 from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints
@@ -89,10 +89,10 @@ class EndpointOperations:
         return price_per_hour(self.session, instance_type, self.region)
 
     def deploy(self, deployment: Deployment, *, keep: bool) -> Proof:
-        """Create the endpoint, wait for it, and send it the run's prompts: see `Creation`. Safe to repeat."""
+        """Create the endpoint, wait for it, and send it the run's prompts: see `create`. Safe to repeat."""
         name = deployment.target.name
         with self._explained(name):
-            return Creation(deployment, self._watch(name)).run(keep=keep)
+            return create(deployment, self._watch(name), keep=keep)
 
     def register(self, planned: Deployment, made: Registration) -> str:
         """The ARN of the run's model in the Model Registry. Safe to repeat."""
