@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hyperpod_ft.cli.doctor import Report
 from hyperpod_ft.cli.init import copy_example
-from hyperpod_ft.cli.options import Confirm, Json, Profile, command_group, interruptible, require_name
+from hyperpod_ft.cli.options import Confirm, Json, Profile, Yes, command_group, interruptible, require_name, require_yes
 from hyperpod_ft.cli.output import tables
-from hyperpod_ft.cluster.cli import maintain, observe
+from hyperpod_ft.cluster.cli import maintain
 from hyperpod_ft.cluster.cli import show as show_cluster
 from hyperpod_ft.cluster.cli.arguments import CONTINUES, DEFAULT_FILE, File, NoWait, Overrides, Timeout, command
-from hyperpod_ft.errors import ConfigError
+from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.cluster.access import ClusterAccess
@@ -231,5 +232,40 @@ def delete(
     show_cluster.remains(left, access.name, access.region)
 
 
+@command(app)
+def observability(
+    access: "ClusterAccess",
+    install: Annotated[bool, typer.Option("--install", help="Install it, or change its settings.")] = False,
+    settings: Annotated[
+        str | None, typer.Option("--settings", metavar="JSON", help="With --install: its settings, a JSON object.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove it; metrics that were sent are kept.")] = False,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Show, install or remove HyperPod's observability extension: metrics of nodes, accelerators and Slurm."""
+    from hyperpod_ft.cluster import observability as extension
+
+    if (install and remove) or (settings is not None and not install):
+        raise UserError("observability: --install, with or without --settings, or --remove", "pass one of them")
+    wait = None if no_wait else timeout
+    with interruptible(CONTINUES):
+        if install:
+            extension.install(access, settings, wait)
+        elif remove:
+            require_yes("Remove the observability extension from every node?", yes)
+            extension.remove(access, wait)
+    show_cluster.extension(extension.installed(access), as_json)
+
+
+@command(app)
+def doctor(access: "ClusterAccess", report: Report = None, as_json: Json = False) -> None:
+    """Check a cluster from outside: its state, quotas, and with a cluster file all that `validate` checks."""
+    from hyperpod_ft.cluster import doctor as checks
+
+    tables.conclude(checks.cluster(access), report, as_json)
+
+
 app.add_typer(maintain.app)
-app.add_typer(observe.app)
