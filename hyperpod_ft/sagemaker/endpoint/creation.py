@@ -22,7 +22,7 @@ from hyperpod_ft.sagemaker.endpoint import scaling, waiting
 from hyperpod_ft.sagemaker.endpoint.bundle import CODE, Bundle
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name, model_name, startup_seconds
-from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, FAILED
+from hyperpod_ft.sagemaker.endpoint.endpoints import COMPONENT, CONFIG, DELETING, ENDPOINT, FAILED, MODEL
 from hyperpod_ft.sagemaker.endpoint.invoking import invoke
 from hyperpod_ft.sagemaker.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
 from hyperpod_ft.sagemaker.endpoint.remove import remove
@@ -97,18 +97,18 @@ def _exists(deployment: Deployment, watch: EndpointWatch) -> bool:
 def _create(deployment: Deployment, watch: EndpointWatch) -> None:
     target, requests = deployment.target, deployment.requests
     place(watch.session.client("s3"), deployment.run, target.bundle, target.url, watch.report)
-    watch.endpoints.create_model(requests.model)
-    watch.endpoints.create_config(requests.config)
-    watch.endpoints.create_endpoint(requests.endpoint)
+    watch.endpoints.create(MODEL, requests.model)
+    watch.endpoints.create(CONFIG, requests.config)
+    watch.endpoints.create(ENDPOINT, requests.endpoint)
 
 
 def _wait(deployment: Deployment, watch: EndpointWatch) -> None:
     target, component = deployment.target, deployment.requests.component
     seconds = _START_SECONDS + startup_seconds(target.settings)
-    watch.until_in_service(watch.endpoints.find, seconds, "endpoint")
+    watch.until_in_service(ENDPOINT, watch.endpoints.find, seconds)
     if component is not None:
-        watch.endpoints.create_component(component)
-        watch.until_in_service(watch.endpoints.component, seconds, "inference component")
+        watch.endpoints.create(COMPONENT, component)
+        watch.until_in_service(COMPONENT, watch.endpoints.component, seconds)
         scaling.apply(
             watch.session.client("application-autoscaling"),
             watch.session.client("cloudwatch"),

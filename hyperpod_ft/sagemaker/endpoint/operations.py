@@ -22,7 +22,7 @@ from hyperpod_ft.sagemaker.endpoint.bundle import small_files_in_store
 from hyperpod_ft.sagemaker.endpoint.creation import create
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target
-from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints
+from hyperpod_ft.sagemaker.endpoint.endpoints import MODEL, Endpoint, Endpoints
 from hyperpod_ft.sagemaker.endpoint.invoking import stream
 from hyperpod_ft.sagemaker.endpoint.proof import Proof
 from hyperpod_ft.sagemaker.endpoint.registry import Registration, register
@@ -112,8 +112,8 @@ class EndpointOperations:
         with self._explained(name):
             self._endpoints.require(name)
             component = self._endpoints.name_of_component(name)
-            models = self._endpoints.models(name)
-            variables = self._endpoints.server_variables(models[0]) if models else {}
+            models = self._endpoints.names(MODEL, name)
+            variables = self._endpoints.container(models[0]).get("Environment", {}) if models else {}
             request: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0}
             request |= {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
             if any(key.startswith("SM_VLLM_") for key in variables):

@@ -17,6 +17,7 @@ from hyperpod_ft.sagemaker.endpoint.endpoints import (
     Component,
     Endpoint,
     Endpoints,
+    Kind,
 )
 
 
@@ -60,7 +61,7 @@ class EndpointWatch:
     def _report_change(self) -> ChangeReporter:
         return ChangeReporter(self.report)
 
-    def until_gone(self, find: Find, delete: Callable[[str], None], what: str) -> None:
+    def until_gone(self, kind: Kind, find: Find) -> None:
         """Delete the endpoint or its component as soon as SageMaker accepts that, and wait. Raises UserError after half
         an hour."""
         for waited in polls(_POLL_SECONDS):
@@ -68,15 +69,15 @@ class EndpointWatch:
             if found is None:
                 return
             if found.status != DELETING:
-                delete(self.name)
-            self._report_change(what, DELETING)
+                self.endpoints.delete(kind, found.name)
+            self._report_change(kind.words, DELETING)
             if waited >= _DELETION_SECONDS:
                 raise UserError(
-                    f"{what} {self.name}: after {format_minutes(_DELETION_SECONDS)} still not deleted",
+                    f"{kind.words} {self.name}: after {format_minutes(_DELETION_SECONDS)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
 
-    def until_in_service(self, find: Find, timeout_seconds: float, what: str) -> None:
+    def until_in_service(self, kind: Kind, find: Find, timeout_seconds: float) -> None:
         """Wait until the endpoint or its component is in service.
 
         Raises EndpointFailedError, and UserError when it no longer exists or at the timeout.
@@ -84,20 +85,22 @@ class EndpointWatch:
         for waited in polls(_POLL_SECONDS):
             found = find(self.name)
             if found is None:
-                raise UserError(f"{what} {self.name} no longer exists", "deploy it again")
+                raise UserError(f"{kind.words} {self.name} no longer exists", "deploy it again")
             status = found.status
-            self._report_change(what, status)
+            self._report_change(kind.words, status)
             if status == IN_SERVICE:
                 return
             if status in (FAILED, "OutOfService"):
-                raise EndpointFailedError(f"{what} {self.name}: {found.failure or 'SageMaker gave no reason'}")
+                raise EndpointFailedError(f"{kind.words} {self.name}: {found.failure or 'SageMaker gave no reason'}")
             if status == DELETING:
-                raise UserError(f"{what} {self.name} is being deleted", "run the command again when it is deleted")
+                raise UserError(
+                    f"{kind.words} {self.name} is being deleted", "run the command again when it is deleted"
+                )
             if status == CREATING:
                 self._report_log(waited)
             if waited >= timeout_seconds:
                 raise UserError(
-                    f"{what} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
+                    f"{kind.words} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
                     "run the command again to keep waiting",
                 )
 
