@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hyperpod_ft.aws.checks.account import ValidationResult
 from hyperpod_ft.aws.session import Session, explained, may_pass
 from hyperpod_ft.cli.watch.following import follow_in_lines
 from hyperpod_ft.cluster import access as cluster_access
@@ -23,6 +22,7 @@ from hyperpod_ft.cluster.validation.validate import validate
 from hyperpod_ft.config import yaml_file
 from hyperpod_ft.download import assets
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import refuse_errors
 from hyperpod_ft.first_day.plan import CONTROLLER, REGION, DayStep, run_of
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow, last_lines, log_file
@@ -151,7 +151,7 @@ def store(account: DayAccount) -> Iterator[TrainingResources]:
 def train(account: DayAccount, step: DayStep, made: TrainingResources) -> str:
     """Train recipe quickstart on the step's instances. Returns what was seen."""
     run = run_of(step, made, account.directory)
-    _refuse_errors(account, validation.validate(run, account.session.client))
+    refuse_errors(validation.validate(run, account.session.client).findings, account.say)
     launchers = Launchers()
     stop = f"hyperpod-ft cancel {run.paths.directory}"
     account.runs[step.name] = run
@@ -239,7 +239,8 @@ def inspect_cluster(account: DayAccount, step: DayStep) -> str:
     key.find(None, Path.home() / ".ssh")
     name, config = account.name, _cluster_config(account, step)
     access = ClusterAccess(ClusterReference(name, REGION, config, name), account.session, account.say)
-    _refuse_errors(account, validate(config, account.session.client))  # also where a cluster has this name
+    # also where a cluster has this name
+    refuse_errors(validate(config, account.session.client).findings, account.say)
 
     def delete() -> None:
         with access.explained():
@@ -276,10 +277,3 @@ def _zone(session: Session, instance_type: str) -> str:
             LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": [instance_type]}]
         )
     return str(min(offer["Location"] for offer in found["InstanceTypeOfferings"]))
-
-
-def _refuse_errors(account: DayAccount, found: ValidationResult) -> None:
-    for finding in found.findings:
-        account.say(str(finding))
-    if errors := [finding for finding in found.findings if finding.verdict == "error"]:
-        raise UserError(f"{errors[0].name}: {errors[0].found}", errors[0].remedy)

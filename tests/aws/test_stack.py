@@ -121,8 +121,9 @@ def test_a_file_system_grows_and_does_not_shrink(aws: Aws) -> None:
     grown = config(name="hp", fsx={"size_gib": 2400}, tags={"team": "research"})
     assert deploy(kit_session(), grown) == first
     found = remains(kit_session(), "hyperpod-hp").filesystem
-    assert found
-    assert (found.gib, found.throughput, found.lifecycle) == (2400, 250, "AVAILABLE")
+    assert found and found.gib == 2400
+    (volume,) = aws.client("fsx").describe_file_systems()["FileSystems"]
+    assert (volume["LustreConfiguration"]["PerUnitStorageThroughput"], volume["Lifecycle"]) == (250, "AVAILABLE")
     with pytest.raises(UserError, match=r"hp is UPDATE_ROLLBACK_COMPLETE: FileSystem .*at least 10 percent more"):
         deploy(kit_session(), HP)
     assert deploy(kit_session(), grown) == first

@@ -37,7 +37,6 @@ _NEVER_CREATED = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVI
 class Remaining:
     """Resources that still exist and cost money; empty or None for those that do not."""
 
-    stack: str = ""
     filesystem: FsxFileSystem | None = None
     bucket: Bucket | None = None
     nat_gateway_id: str = ""
@@ -116,7 +115,6 @@ def remains(session: Session, name: str) -> Remaining:
             return Remaining()
         resources = _resources(client, stack)
         return Remaining(
-            name,
             measure_filesystem(session, resources.get("FileSystem", "")),
             buckets.measure(session.client("s3"), resources.get("Bucket", "")),
             resources.get("Nat", ""),

@@ -13,7 +13,7 @@ from hyperpod_ft.aws.checks.account import looked_at
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.findings import Finding, error, warning
+from hyperpod_ft.findings import Finding, error, refuse_errors, warning
 from hyperpod_ft.launch.finished import TUNED
 from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs.run import Run
@@ -76,14 +76,7 @@ class EndpointOperations:
 
     def check(self, planned: Deployment) -> None:
         """Say what could not be checked in the account. Raises UserError for what AWS would refuse."""
-        found = _findings(planned, self.session)
-        for finding in found:
-            if finding.verdict == "warning":
-                self.report(str(finding))
-        if errors := [finding for finding in found if finding.verdict == "error"]:
-            for finding in errors[1:]:
-                self.report(str(finding))
-            raise UserError(f"{errors[0].name}: {errors[0].found}", errors[0].remedy)
+        refuse_errors(_findings(planned, self.session), self.report)
 
     def price(self, instance_type: str) -> float | None:
         return price_per_hour(self.session, instance_type, self.region)
