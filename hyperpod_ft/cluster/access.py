@@ -71,10 +71,6 @@ class ClusterAccess:
             )
         return cluster or api.require(self.sagemaker, self.name)
 
-    def description(self) -> dict[str, Any]:
-        """DescribeCluster's answer; empty if the cluster does not exist."""
-        return api.describe(self.sagemaker, self.name) or {}
-
     def nodes(self) -> list[Node]:
         return list_nodes(self.sagemaker, self.name)
 

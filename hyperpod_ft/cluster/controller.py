@@ -6,9 +6,9 @@ Through SSM. Functions raise what those of ClusterAccess do.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hyperpod_ft.cluster.access import ClusterAccess
+from hyperpod_ft.cluster.hyperpod import api
 from hyperpod_ft.cluster.hyperpod.api import GroupState, HyperPodCluster, Node, ssm_target, tally
 from hyperpod_ft.cluster.ssh import ssm
 from hyperpod_ft.errors import UserError
@@ -115,7 +115,7 @@ def _mount_path(access: ClusterAccess) -> str:
     """Where the shared volume is: by the cluster file, or as HyperPod mounts it."""
     if access.config:
         return access.config.fsx.mount_path
-    described: dict[str, Any] = access.description()
+    described = api.describe(access.sagemaker, access.name) or {}
     for group in described.get("InstanceGroups", []):
         for storage in group.get("InstanceStorageConfigs", []):
             if path := storage.get("FsxLustreConfig", {}).get("MountPath"):

@@ -30,6 +30,8 @@ from hyperpod_ft.sagemaker.endpoint.remove import remove
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
 from hyperpod_ft.sagemaker.section import store_of
 
+_PRICES_REGION = "us-east-1"  # one of the few in which the Price List API is offered
+
 
 @dataclass(frozen=True)
 class ListedEndpoint:
@@ -79,7 +81,19 @@ class EndpointOperations:
         refuse_errors(_findings(planned, self.session), self.report)
 
     def price(self, instance_type: str) -> float | None:
-        return price_per_hour(self.session, instance_type, self.region)
+        """US dollars for an hour of one instance, on demand, without discounts, taxes, storage and transfer.
+
+        None when AWS's Price List gives none.
+        """
+        filters = {"regionCode": self.region, "instanceName": f"ml.{instance_type}"}
+        wanted = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
+        try:
+            with explained("price"):
+                client = Session(_PRICES_REGION, self.session.profile).client("pricing")
+                pages = client.get_paginator("get_products").paginate(ServiceCode="AmazonSageMaker", Filters=wanted)
+                return hosting_price(json.loads(text) for page in pages for text in page["PriceList"])
+        except UserError:
+            return None  # without permission or network, the commands say that the price is unknown
 
     def deploy(self, deployment: Deployment, *, keep: bool) -> Proof:
         """Create the endpoint, wait for it, and send it the run's prompts: see `create`. Safe to repeat."""
@@ -186,31 +200,6 @@ def _role(target: Target, session: Session) -> list[Finding]:
 def _image(planned: Deployment, session: Session) -> list[Finding]:
     uri = planned.requests.model["PrimaryContainer"]["Image"]
     return images.missing(session.client("ecr"), planned.target.region, [uri], _IMAGE)
-
-
-_REGION = "us-east-1"  # one of the few in which the Price List API is offered
-
-
-def price_per_hour(session: Session, instance_type: str, region: str) -> float | None:
-    """US dollars for an hour of one instance of an endpoint, on demand, without discounts, taxes, storage and transfer.
-
-    None when AWS's Price List gives none.
-    """
-    filters = {"regionCode": region, "instanceName": f"ml.{instance_type}"}
-    try:
-        with explained("price"):
-            pages = (
-                Session(_REGION, session.profile)
-                .client("pricing")
-                .get_paginator("get_products")
-                .paginate(
-                    ServiceCode="AmazonSageMaker",
-                    Filters=[{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()],
-                )
-            )
-            return hosting_price(json.loads(text) for page in pages for text in page["PriceList"])
-    except UserError:
-        return None  # without permission or network, the commands say that the price is unknown
 
 
 def hosting_price(products: Iterable[dict[str, Any]]) -> float | None:
