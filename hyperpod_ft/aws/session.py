@@ -176,6 +176,23 @@ def error_code(error: BaseException) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
+def if_exists(
+    call: Callable[..., dict[str, Any]], *codes: str, saying: str = "", **arguments: Any
+) -> dict[str, Any] | None:
+    """The answer of a client's method; None where AWS refuses with one of these codes, since there is no such thing.
+
+    `saying`: a pattern in AWS's message, where the code alone does not tell. Raises botocore's other errors.
+    """
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - see above
+
+    try:
+        return call(**arguments)
+    except ClientError as error:
+        if error_code(error) in codes and re.search(saying, error_message(error)):
+            return None
+        raise
+
+
 def error_message(error: BaseException) -> str:
     """AWS's error message, without secrets."""
     response = getattr(error, "response", None)

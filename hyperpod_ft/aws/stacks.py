@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code, error_message, redacted
+from hyperpod_ft.aws.session import error_code, error_message, if_exists, redacted
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine, polls
 
@@ -44,14 +44,9 @@ class StackEvent:
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
     """The stack of this name or id, from DescribeStacks; None if it does not exist."""
-    try:
-        found: list[dict[str, Any]] = client.describe_stacks(StackName=name)["Stacks"]
-    except client.exceptions.ClientError as error:
-        # There is no error code for this case alone.
-        if error_code(error) == "ValidationError" and "does not exist" in error_message(error):
-            return None
-        raise
-    return found[0]
+    # there is no error code for this case alone
+    found = if_exists(client.describe_stacks, "ValidationError", saying="does not exist", StackName=name)
+    return found["Stacks"][0] if found else None
 
 
 def in_progress(status: str) -> bool:

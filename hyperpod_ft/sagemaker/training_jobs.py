@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.session import Session, error_code, error_message, explained, if_exists
 from hyperpod_ft.launch.interface import JobState
 
 # Slurm's words for TrainingJobStatus; a secondary status below says more.
@@ -64,12 +64,10 @@ class TrainingJobs:
     def find(self, name: str) -> TrainingJob | None:
         """A job; None if there is none of this name."""
         with self._explained(name):
-            try:
-                found = self._client.describe_training_job(TrainingJobName=name)
-            except self._client.exceptions.ClientError as error:
-                if error_code(error) in _MISSING and "not found" in error_message(error).lower():
-                    return None
-                raise
+            describe = self._client.describe_training_job
+            found = if_exists(describe, *_MISSING, saying="(?i)not found", TrainingJobName=name)
+        if found is None:
+            return None
         return TrainingJob(name, job_state(found), "TrainingStartTime" in found, found.get("HyperParameters", {}))
 
     def seconds_used(self, name: str) -> float:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.session import error_code, if_exists
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.errors import UserError, did_you_mean
 
@@ -121,13 +121,7 @@ class HyperPodCluster:
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
     """DescribeCluster's answer; None if no cluster has this name."""
-    try:
-        described: dict[str, Any] = client.describe_cluster(ClusterName=name)
-    except client.exceptions.ClientError as error:
-        if error_code(error) == "ResourceNotFound":
-            return None
-        raise
-    return described
+    return if_exists(client.describe_cluster, "ResourceNotFound", ClusterName=name)
 
 
 def find(client: Any, name: str) -> HyperPodCluster | None:

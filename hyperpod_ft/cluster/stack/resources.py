@@ -5,7 +5,7 @@ CloudFormation does not delete it (DeletionPolicy of the template). Deleting wha
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.session import Session, if_exists
 from hyperpod_ft.aws.stacks import DEADLINE_SECONDS, POLL_SECONDS
 from hyperpod_ft.cluster.sections import Existing
 from hyperpod_ft.errors import UserError
@@ -78,9 +78,6 @@ def _describe(session: Session, fsx_id: str) -> dict[str, Any] | None:
     """FSx's answer; None if it no longer exists, or `fsx_id` is empty."""
     if not fsx_id:
         return None
-    fsx = session.client("fsx")
-    try:
-        found: dict[str, Any] = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"][0]
-    except fsx.exceptions.FileSystemNotFound:
-        return None
-    return found
+    describe = session.client("fsx").describe_file_systems
+    found = if_exists(describe, "FileSystemNotFound", FileSystemIds=[fsx_id])
+    return found["FileSystems"][0] if found else None

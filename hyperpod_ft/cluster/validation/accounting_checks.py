@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hyperpod_ft.aws.session import if_exists
 from hyperpod_ft.cluster.sections import AccountingDatabase
 from hyperpod_ft.cluster.validation.check_input import CheckInput
 from hyperpod_ft.findings import Finding, error, warning
@@ -19,9 +20,8 @@ def database(given: CheckInput) -> list[Finding]:
 
 def _secret(given: CheckInput, wanted: AccountingDatabase) -> list[Finding]:
     client, key = given.clients["secretsmanager"], f"{DATABASE}.secret_arn"
-    try:
-        found = client.describe_secret(SecretId=wanted.secret_arn)
-    except client.exceptions.ResourceNotFoundException:
+    found = if_exists(client.describe_secret, "ResourceNotFoundException", SecretId=wanted.secret_arn)
+    if found is None:
         return [error(key, f"no secret {wanted.secret_arn}", "list them: aws secretsmanager list-secrets")]
     if "DeletedDate" in found:
         restore = f"aws secretsmanager restore-secret --secret-id {wanted.secret_arn}"
