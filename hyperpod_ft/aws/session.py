@@ -193,6 +193,12 @@ def if_exists(
         raise
 
 
+def paged(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
+    """The entries under `key` in all pages of an operation that lists, such as `list_clusters`."""
+    for page in client.get_paginator(operation).paginate(**arguments):
+        yield from page[key]
+
+
 def error_message(error: BaseException) -> str:
     """AWS's error message, without secrets."""
     response = getattr(error, "response", None)

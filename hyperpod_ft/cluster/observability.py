@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from hyperpod_ft.aws.session import paged
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.hyperpod.waiting import Seen
 from hyperpod_ft.errors import UserError
@@ -106,8 +107,8 @@ def _check(settings: str) -> None:
 
 def _find(client: Any, cluster_arn: str) -> Extension | None:
     """The extension of a cluster; None if it is not installed."""
-    pages = client.get_paginator("list_cluster_extensions").paginate(ClusterArn=cluster_arn)
-    arns = [one["ExtensionArn"] for page in pages for one in page["Extensions"] if one["ExtensionName"] == _NAME]
+    installed = paged(client, "list_cluster_extensions", "Extensions", ClusterArn=cluster_arn)
+    arns = [one["ExtensionArn"] for one in installed if one["ExtensionName"] == _NAME]
     if not arns:
         return None
     try:

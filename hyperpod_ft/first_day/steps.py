@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hyperpod_ft.aws.session import Session, explained, may_pass
+from hyperpod_ft.aws.session import Session, explained, may_pass, paged
 from hyperpod_ft.cli.watch.following import follow_in_lines
 from hyperpod_ft.cluster import access as cluster_access
 from hyperpod_ft.cluster import create as creation
@@ -101,8 +101,8 @@ class DayAccount:
         """Raises UserError for resources of an earlier day, or of another person's: they are not this one's to
         delete."""
         with explained("stacks"):
-            pages = self.session.client("cloudformation").get_paginator("describe_stacks").paginate()
-            names = [stack["StackName"] for page in pages for stack in page["Stacks"]]
+            client = self.session.client("cloudformation")
+            names = [stack["StackName"] for stack in paged(client, "describe_stacks", "Stacks")]
         for found in filter(None, map(_STACK_OF_A_DAY.fullmatch, names)):
             command = delete_stack(found[0]) if found[1] else delete_cluster(found[2])
             raise UserError(f"stack {found[0]} exists, of another first day", f"let that end, or: {command}")

@@ -3,14 +3,14 @@
 States are given in Slurm's words, as every launcher does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from hyperpod_ft.aws.session import Session, error_code, error_message, explained, if_exists
+from hyperpod_ft.aws.session import Session, error_code, error_message, explained, if_exists, paged
 from hyperpod_ft.launch.interface import JobState
 
 # Slurm's words for TrainingJobStatus; a secondary status below says more.
@@ -78,7 +78,8 @@ class TrainingJobs:
     def names(self, prefix: str) -> list[str]:
         """The names of all jobs that begin like this, in alphabetical order."""
         with self._explained(prefix):
-            return sorted(name for name in self._names(prefix) if name.startswith(prefix))
+            found = paged(self._client, "list_training_jobs", "TrainingJobSummaries", NameContains=prefix)
+            return sorted(one["TrainingJobName"] for one in found if one["TrainingJobName"].startswith(prefix))
 
     def stop(self, name: str) -> None:
         """Ask a job to end: its containers get SIGTERM and two minutes. Succeeds if it has ended."""
@@ -89,10 +90,6 @@ class TrainingJobs:
                 # "The request was rejected because the training job is in status Completed."
                 if error_code(error) != "ValidationException" or "status" not in error_message(error).lower():
                     raise
-
-    def _names(self, part: str) -> Iterator[str]:
-        for page in self._client.get_paginator("list_training_jobs").paginate(NameContains=part):
-            yield from (summary["TrainingJobName"] for summary in page["TrainingJobSummaries"])
 
     @property
     def _client(self) -> Any:

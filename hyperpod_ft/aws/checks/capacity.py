@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hyperpod_ft.aws.checks.account import Account, Instances
-from hyperpod_ft.aws.session import if_exists
+from hyperpod_ft.aws.session import if_exists, paged
 from hyperpod_ft.findings import Finding, error, warning
 
 
@@ -83,6 +83,5 @@ def limits_of(client: Any, service: str) -> dict[str, dict[str, Any]]:
     """Quotas by name: the account's values, or else AWS's defaults. `client`: boto3's for service-quotas."""
     found = {}
     for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
-        for page in client.get_paginator(operation).paginate(ServiceCode=service):
-            found.update({quota["QuotaName"]: quota for quota in page["Quotas"]})
+        found.update({quota["QuotaName"]: quota for quota in paged(client, operation, "Quotas", ServiceCode=service)})
     return found

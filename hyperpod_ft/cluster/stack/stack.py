@@ -15,7 +15,7 @@ from typing import Any
 
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
-from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.session import Session, explained, paged
 from hyperpod_ft.aws.stacks import KitStack, describe, outputs, parameters
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.stack.resources import (
@@ -155,13 +155,11 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
 
     A stack that was deleted without this kit no longer lists its file system and bucket; the outputs still name them.
     """
-    pages = client.get_paginator("list_stack_resources")
     found = outputs(stack)
     kept = {"FileSystem": found.get("FsxId", ""), "Bucket": found.get("Bucket", "")}
     return kept | {
         resource["LogicalResourceId"]: resource["PhysicalResourceId"]
-        for page in pages.paginate(StackName=stack["StackId"])
-        for resource in page["StackResourceSummaries"]
+        for resource in paged(client, "list_stack_resources", "StackResourceSummaries", StackName=stack["StackId"])
         if resource.get("PhysicalResourceId") and resource["ResourceStatus"] != "DELETE_COMPLETE"
     }
 

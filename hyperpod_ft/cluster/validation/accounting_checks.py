@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hyperpod_ft.aws.session import if_exists
+from hyperpod_ft.aws.session import if_exists, paged
 from hyperpod_ft.cluster.sections import AccountingDatabase
 from hyperpod_ft.cluster.validation.check_input import CheckInput
 from hyperpod_ft.findings import Finding, error, warning
@@ -54,12 +54,10 @@ def _server(given: CheckInput, wanted: AccountingDatabase) -> list[Finding]:
 def _servers(client: Any) -> dict[str, tuple[str, int, str]]:
     """Engine, port and status of the databases of RDS, by endpoint."""
     found = {}
-    for page in client.get_paginator("describe_db_instances").paginate():
-        for one in page["DBInstances"]:
-            if address := one.get("Endpoint"):  # it has none while it is created
-                found[address["Address"].lower()] = (one["Engine"], address["Port"], one["DBInstanceStatus"])
-    for page in client.get_paginator("describe_db_clusters").paginate():
-        for one in page["DBClusters"]:
-            if address := one.get("Endpoint"):
-                found[address.lower()] = (one["Engine"], one["Port"], one["Status"])
+    for one in paged(client, "describe_db_instances", "DBInstances"):
+        if address := one.get("Endpoint"):  # it has none while it is created
+            found[address["Address"].lower()] = (one["Engine"], address["Port"], one["DBInstanceStatus"])
+    for one in paged(client, "describe_db_clusters", "DBClusters"):
+        if address := one.get("Endpoint"):
+            found[address.lower()] = (one["Engine"], one["Port"], one["Status"])
     return found

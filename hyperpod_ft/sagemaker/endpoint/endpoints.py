@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from hyperpod_ft.aws.session import error_code, error_message
+from hyperpod_ft.aws.session import error_code, error_message, paged
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine, polls
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
@@ -128,8 +128,8 @@ class Endpoints:
     def names(self, kind: Kind, endpoint: str) -> list[str]:
         """Names of the models or configurations that were made for an endpoint."""
         listed = kind.key.removesuffix("Name")
-        pages = self.client.get_paginator(f"list_{kind.noun}s").paginate(NameContains=f"{endpoint}-")
-        found = {entry[kind.key]: entry[f"{listed}Arn"] for page in pages for entry in page[f"{listed}s"]}
+        entries = paged(self.client, f"list_{kind.noun}s", f"{listed}s", NameContains=f"{endpoint}-")
+        found = {entry[kind.key]: entry[f"{listed}Arn"] for entry in entries}
         # others may have given such a name to what is theirs
         return [name for name, arn in found.items() if name.startswith(f"{endpoint}-") and self.run_of(arn)]
 
@@ -144,8 +144,8 @@ class Endpoints:
 
     def all_names(self) -> list[str]:
         """Every endpoint of the account in the region, newest first."""
-        pages = self.client.get_paginator("list_endpoints").paginate(SortBy="CreationTime", SortOrder="Descending")
-        return [entry["EndpointName"] for page in pages for entry in page["Endpoints"]]
+        entries = paged(self.client, "list_endpoints", "Endpoints", SortBy="CreationTime", SortOrder="Descending")
+        return [entry["EndpointName"] for entry in entries]
 
     def run_of(self, arn: str) -> str:
         """The run, name/id, that a resource's tag names; empty when the kit did not make it, or it does not exist."""
