@@ -176,10 +176,10 @@ def error_code(error: BaseException) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-def if_exists(
+def answer_or_none(
     call: Callable[..., dict[str, Any]], *codes: str, saying: str = "", **arguments: Any
 ) -> dict[str, Any] | None:
-    """The answer of a client's method; None where AWS refuses with one of these codes, since there is no such thing.
+    """The answer of a client's method; None where AWS refuses with one of these codes: mostly, there is no such thing.
 
     `saying`: a pattern in AWS's message, where the code alone does not tell. Raises botocore's other errors.
     """

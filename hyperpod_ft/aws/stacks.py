@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code, error_message, if_exists, redacted
+from hyperpod_ft.aws.session import answer_or_none, redacted
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine, polls
 
@@ -45,7 +45,7 @@ class StackEvent:
 def describe(client: Any, name: str) -> dict[str, Any] | None:
     """The stack of this name or id, from DescribeStacks; None if it does not exist."""
     # there is no error code for this case alone
-    found = if_exists(client.describe_stacks, "ValidationError", saying="does not exist", StackName=name)
+    found = answer_or_none(client.describe_stacks, "ValidationError", saying="does not exist", StackName=name)
     return found["Stacks"][0] if found else None
 
 
@@ -189,13 +189,9 @@ class KitStack:
         self._require_updatable(stack)
         stack_id = str(stack["StackId"])
         before = last_event(self.client, stack_id)
-        try:
-            self.client.update_stack(**request)
-        except self.client.exceptions.ClientError as error:
-            if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
-                return
-            raise
-        self._require_complete(stack_id, settle(self.client, stack_id, self.report, after=before))
+        nothing = "No updates are to be performed"
+        if answer_or_none(self.client.update_stack, "ValidationError", saying=nothing, **request) is not None:
+            self._require_complete(stack_id, settle(self.client, stack_id, self.report, after=before))
 
     def delete(self, stack: dict[str, Any]) -> None:
         """Delete it and wait."""
@@ -209,10 +205,8 @@ class KitStack:
     def _create(self, request: dict[str, Any]) -> str:
         """The id of the new stack; empty if it exists: created by another command, or by this one, whose answer was
         lost."""
-        try:
-            return str(self.client.create_stack(**request)["StackId"])
-        except self.client.exceptions.AlreadyExistsException:
-            return ""
+        made = answer_or_none(self.client.create_stack, "AlreadyExistsException", **request)
+        return str(made["StackId"]) if made else ""
 
     def _require_ours(self, stack: dict[str, Any]) -> None:
         if not self.is_ours(stack):

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from hyperpod_ft.aws.session import Session, error_code, error_message, explained, if_exists, paged
+from hyperpod_ft.aws.session import Session, answer_or_none, explained, paged
 from hyperpod_ft.launch.interface import JobState
 
 # Slurm's words for TrainingJobStatus; a secondary status below says more.
@@ -55,17 +55,13 @@ class TrainingJobs:
     def create(self, request: Mapping[str, Any]) -> bool:
         """Create a job; False if its name is in use: names are unique, so that no job is created twice."""
         with self._explained(request["TrainingJobName"]):
-            try:
-                self._client.create_training_job(**request)
-            except self._client.exceptions.ResourceInUse:
-                return False
-        return True
+            return answer_or_none(self._client.create_training_job, "ResourceInUse", **request) is not None
 
     def find(self, name: str) -> TrainingJob | None:
         """A job; None if there is none of this name."""
         with self._explained(name):
             describe = self._client.describe_training_job
-            found = if_exists(describe, *_MISSING, saying="(?i)not found", TrainingJobName=name)
+            found = answer_or_none(describe, *_MISSING, saying="(?i)not found", TrainingJobName=name)
         if found is None:
             return None
         return TrainingJob(name, job_state(found), "TrainingStartTime" in found, found.get("HyperParameters", {}))
@@ -84,12 +80,9 @@ class TrainingJobs:
     def stop(self, name: str) -> None:
         """Ask a job to end: its containers get SIGTERM and two minutes. Succeeds if it has ended."""
         with self._explained(name):
-            try:
-                self._client.stop_training_job(TrainingJobName=name)
-            except self._client.exceptions.ClientError as error:
-                # "The request was rejected because the training job is in status Completed."
-                if error_code(error) != "ValidationException" or "status" not in error_message(error).lower():
-                    raise
+            # "The request was rejected because the training job is in status Completed."
+            stop = self._client.stop_training_job
+            answer_or_none(stop, "ValidationException", saying="(?i)status", TrainingJobName=name)
 
     @property
     def _client(self) -> Any:

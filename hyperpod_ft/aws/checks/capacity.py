@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hyperpod_ft.aws.checks.account import Account, Instances
-from hyperpod_ft.aws.session import if_exists, paged
+from hyperpod_ft.aws.session import answer_or_none, paged
 from hyperpod_ft.findings import Finding, error, warning
 
 
@@ -24,7 +24,9 @@ def training_plans(given: Account, target: str) -> Iterator[Finding]:
 def _plan(given: Account, arn: str, users: Sequence[Instances], target: str) -> Iterator[Finding]:
     client, name = given.clients["sagemaker"], arn.rpartition("/")[2]
     field = users[0].plan_key
-    plan = if_exists(client.describe_training_plan, "ResourceNotFound", "ValidationException", TrainingPlanName=name)
+    plan = answer_or_none(
+        client.describe_training_plan, "ResourceNotFound", "ValidationException", TrainingPlanName=name
+    )
     if plan is None:
         yield error(field, f"no training plan {name} in {given.place.region}", "correct the ARN")
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ft.aws.checks.account import Account
-from hyperpod_ft.aws.session import if_exists
+from hyperpod_ft.aws.session import answer_or_none
 from hyperpod_ft.findings import Finding, error, warning
 
 _SERVICE = "sagemaker.amazonaws.com"
@@ -32,7 +32,7 @@ def assumable(iam: Any, arn: str, account_id: str, key: str) -> list[Finding]:
         return [
             error(key, f"{arn} is in account {of}, your credentials in {account_id}", "name a role of your account")
         ]
-    answer = if_exists(iam.get_role, "NoSuchEntity", RoleName=_name(arn))
+    answer = answer_or_none(iam.get_role, "NoSuchEntity", RoleName=_name(arn))
     if answer is None:
         return [error(key, f"no role {_name(arn)} in account {account_id}", "correct the ARN")]
     found = answer["Role"]

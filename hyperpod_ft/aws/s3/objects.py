@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from hyperpod_ft.aws.session import explained, if_exists
+from hyperpod_ft.aws.session import answer_or_none, explained
 from hyperpod_ft.errors import UserError
 
 DIGEST = "xxh3-128"  # the key of an object's metadata that holds the XXH3 (128 bits) of its content, as hex
@@ -117,7 +117,7 @@ def entries_named(client: Any, location: Location, names: Iterable[str]) -> dict
 def exists(client: Any, location: Location, name: str) -> bool:
     """Whether an object of this name is there. Raises botocore's errors."""
     absent = ("404", "NoSuchKey", "NoSuchBucket", "NotFound")
-    return if_exists(client.head_object, *absent, Bucket=location.bucket, Key=location.key(name)) is not None
+    return answer_or_none(client.head_object, *absent, Bucket=location.bucket, Key=location.key(name)) is not None
 
 
 def digest_of(client: Any, bucket: str, entry: Entry) -> str:
@@ -139,7 +139,7 @@ def read(client: Any, url: str, name: str) -> bytes | None:
     """The content of an object, or None if it does not exist."""
     location = Location.of(url)
     with explained_s3(url, "read"):
-        answer = if_exists(client.get_object, "NoSuchKey", Bucket=location.bucket, Key=location.key(name))
+        answer = answer_or_none(client.get_object, "NoSuchKey", Bucket=location.bucket, Key=location.key(name))
         content: bytes | None = answer["Body"].read() if answer else None
     return content
 

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code, if_exists, paged
+from hyperpod_ft.aws.session import answer_or_none, error_code, paged
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.errors import UserError, did_you_mean
 
@@ -121,7 +121,7 @@ class HyperPodCluster:
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
     """DescribeCluster's answer; None if no cluster has this name."""
-    return if_exists(client.describe_cluster, "ResourceNotFound", ClusterName=name)
+    return answer_or_none(client.describe_cluster, "ResourceNotFound", ClusterName=name)
 
 
 def find(client: Any, name: str) -> HyperPodCluster | None:

@@ -5,7 +5,7 @@ CloudFormation does not delete it (DeletionPolicy of the template). Deleting wha
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import Session, if_exists
+from hyperpod_ft.aws.session import Session, answer_or_none
 from hyperpod_ft.aws.stacks import DEADLINE_SECONDS, POLL_SECONDS
 from hyperpod_ft.cluster.sections import Existing
 from hyperpod_ft.errors import UserError
@@ -79,5 +79,5 @@ def _describe(session: Session, fsx_id: str) -> dict[str, Any] | None:
     if not fsx_id:
         return None
     describe = session.client("fsx").describe_file_systems
-    found = if_exists(describe, "FileSystemNotFound", FileSystemIds=[fsx_id])
+    found = answer_or_none(describe, "FileSystemNotFound", FileSystemIds=[fsx_id])
     return found["FileSystems"][0] if found else None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hyperpod_ft.aws.session import if_exists, paged
+from hyperpod_ft.aws.session import answer_or_none, paged
 from hyperpod_ft.cluster.sections import AccountingDatabase
 from hyperpod_ft.cluster.validation.check_input import CheckInput
 from hyperpod_ft.findings import Finding, error, warning
@@ -20,7 +20,7 @@ def database(given: CheckInput) -> list[Finding]:
 
 def _secret(given: CheckInput, wanted: AccountingDatabase) -> list[Finding]:
     client, key = given.clients["secretsmanager"], f"{DATABASE}.secret_arn"
-    found = if_exists(client.describe_secret, "ResourceNotFoundException", SecretId=wanted.secret_arn)
+    found = answer_or_none(client.describe_secret, "ResourceNotFoundException", SecretId=wanted.secret_arn)
     if found is None:
         return [error(key, f"no secret {wanted.secret_arn}", "list them: aws secretsmanager list-secrets")]
     if "DeletedDate" in found:

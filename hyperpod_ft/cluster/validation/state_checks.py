@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hyperpod_ft.aws.session import if_exists
+from hyperpod_ft.aws.session import answer_or_none
 from hyperpod_ft.aws.stacks import parameters
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import api
@@ -59,7 +59,7 @@ def keys(given: CheckInput) -> Iterator[Finding]:
     """The keys exist, are enabled, and encrypt symmetrically, as EBS, FSx and S3 require."""
     kms = given.clients["kms"]
     for key, arn in given.config.kms_keys.given.items():
-        answer = if_exists(kms.describe_key, "NotFoundException", KeyId=arn)
+        answer = answer_or_none(kms.describe_key, "NotFoundException", KeyId=arn)
         if answer is None:
             yield error(key, f"no key {arn}", "correct the ARN: aws kms list-keys")
             continue
