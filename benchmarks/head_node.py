@@ -50,7 +50,7 @@ def main() -> None:
         report("plan quickstart", [plan_time for _, plan_time in rounds], 0.4)
         if parser.parse_args().submit:
             cluster = LocalCluster(directory / "slurm")
-            cluster.up(bound_to_parent=True)
+            cluster.up(bound_to=os.getpid())
             environment |= cluster.environment()
             times = []
             for number in range(5):

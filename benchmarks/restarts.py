@@ -137,7 +137,7 @@ def measure(work: Path, failure: Failure, steps_before: int = _STEPS_BEFORE) -> 
         words = [sys.executable, "-m", "hyperpod_ft", *arguments]
         return subprocess.run(words, cwd=work, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
-    cluster.up(nodes=failure.nodes + failure.spare, cpus=4, bound_to_parent=True)
+    cluster.up(nodes=failure.nodes + failure.spare, cpus=4, bound_to=os.getpid())
     environment |= cluster.environment()
     try:
         (work / "run.yaml").write_text(yaml.safe_dump(run_file(work / "root", failure.nodes, failure.training)))

@@ -131,7 +131,7 @@ def of_nodes(work: Path, number: int) -> Iterator[Figure]:
     """A training over many nodes: plan, scripts, submission, launch, a node's crash, the restart, the end."""
     start = time.perf_counter()
     cluster = LocalCluster(work / "nodes")
-    cluster.up(nodes=number, cpus=1, memory_mb=256, bound_to_parent=True)
+    cluster.up(nodes=number, cpus=1, memory_mb=256, bound_to=os.getpid())
     yield shown(Figure(f"a local Slurm of {number} nodes starts", time.perf_counter() - start))
     try:
         yield from _job_over_nodes(work, number, cluster.environment())
@@ -198,7 +198,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.work) as name:
         work = Path(name)
         cluster = LocalCluster(work / "slurm")
-        cluster.up(bound_to_parent=True)
+        cluster.up(bound_to=os.getpid())
         environment = cluster.environment() | {"XDG_STATE_HOME": name}
         if given.runs:
             figures += of_runs(work, given.runs, environment)

@@ -1,7 +1,10 @@
 """What a check found: the rows of `doctor`, and the errors and warnings of `cluster validate`."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from hyperpod_ft.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,13 @@ def error(name: str, found: str, remedy: str) -> Finding:
 
 def warning(name: str, found: str, remedy: str = "") -> Finding:
     return Finding(name, "warning", found, remedy)
+
+
+def refuse_errors(findings: Sequence[Finding], report: Callable[[str], object]) -> None:
+    """Raise UserError for the first error; the other findings are reported, a line each."""
+    first = next((finding for finding in findings if finding.verdict == "error"), None)
+    for finding in findings:
+        if finding is not first:
+            report(str(finding))
+    if first:
+        raise UserError(f"{first.name}: {first.found}", first.remedy)

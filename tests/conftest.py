@@ -133,7 +133,7 @@ def cluster(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> 
     Shared by the tests of a worker: leave its nodes idle. Pass `cluster.environment()` to what you start.
     """
     cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
-    cluster.up(nodes=2, cpus=4, bound_to_parent=True)
+    cluster.up(nodes=2, cpus=4, bound_to=os.getpid())
     yield cluster
     cluster.down()
 

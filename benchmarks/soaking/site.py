@@ -84,7 +84,7 @@ class Site:
             file.truncate(_VOLUME_BYTES)
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
         subprocess.run(["mount", "-o", "loop", str(image), str(self.volume)], check=True)
-        self.cluster.up(nodes=4, cpus=4, bound_to_pid=os.getpid())
+        self.cluster.up(nodes=4, cpus=4, bound_to=os.getpid())
 
     def close(self) -> None:
         """Stop the cluster and give back the volume."""

@@ -176,6 +176,29 @@ def error_code(error: BaseException) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
+def answer_or_none(
+    call: Callable[..., dict[str, Any]], *codes: str, saying: str = "", **arguments: Any
+) -> dict[str, Any] | None:
+    """The answer of a client's method; None where AWS refuses with one of these codes: mostly, there is no such thing.
+
+    `saying`: a pattern in AWS's message, where the code alone does not tell. Raises botocore's other errors.
+    """
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - see above
+
+    try:
+        return call(**arguments)
+    except ClientError as error:
+        if error_code(error) in codes and re.search(saying, error_message(error)):
+            return None
+        raise
+
+
+def paged(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
+    """The entries under `key` in all pages of an operation that lists, such as `list_clusters`."""
+    for page in client.get_paginator(operation).paginate(**arguments):
+        yield from page[key]
+
+
 def error_message(error: BaseException) -> str:
     """AWS's error message, without secrets."""
     response = getattr(error, "response", None)

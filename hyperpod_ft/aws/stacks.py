@@ -4,10 +4,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code, error_message, redacted
+from hyperpod_ft.aws.session import answer_or_none, redacted
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine, polls
 
@@ -23,7 +22,6 @@ class StackEvent:
     """One line of CloudFormation's log. `status`: CREATE_IN_PROGRESS, CREATE_COMPLETE, CREATE_FAILED, ..."""
 
     id: str
-    time: datetime
     logical_id: str
     resource_type: str
     status: str
@@ -44,29 +42,11 @@ class StackEvent:
         return self.resource_type == "AWS::CloudFormation::Stack"
 
 
-OnStackEvent = Callable[[StackEvent], None]
-
-
-def reporter(name: str, report: PrintLine) -> OnStackEvent:
-    """Reports the events of stack `name` that are worth reporting, a line each."""
-
-    def on_event(event: StackEvent) -> None:
-        if event.worth_reporting:
-            report(f"stack {name}: {event}")
-
-    return on_event
-
-
 def describe(client: Any, name: str) -> dict[str, Any] | None:
     """The stack of this name or id, from DescribeStacks; None if it does not exist."""
-    try:
-        found: list[dict[str, Any]] = client.describe_stacks(StackName=name)["Stacks"]
-    except client.exceptions.ClientError as error:
-        # There is no error code for this case alone.
-        if error_code(error) == "ValidationError" and "does not exist" in error_message(error):
-            return None
-        raise
-    return found[0]
+    # there is no error code for this case alone
+    found = answer_or_none(client.describe_stacks, "ValidationError", saying="does not exist", StackName=name)
+    return found["Stacks"][0] if found else None
 
 
 def in_progress(status: str) -> bool:
@@ -87,7 +67,6 @@ def events(client: Any, stack_id: str, after: str = "") -> list[StackEvent]:
         found.append(
             StackEvent(
                 event["EventId"],
-                event["Timestamp"],
                 event["LogicalResourceId"],
                 event["ResourceType"],
                 event["ResourceStatus"],
@@ -105,8 +84,8 @@ def last_event(client: Any, stack_id: str) -> str:
     return str(page["StackEvents"][0]["EventId"])
 
 
-def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str) -> str:
-    """Wait until CloudFormation has finished a request; each of its events goes to `progress`.
+def settle(client: Any, stack_id: str, report: PrintLine, *, after: str) -> str:
+    """Wait until CloudFormation has finished a request; reports its events, a line each.
 
     `after` is the newest event before the request; empty for a request already in progress, and for a new stack.
     Returns the stack's final state. Raises UserError after an hour; CloudFormation continues.
@@ -118,7 +97,8 @@ def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str) ->
         for event in events(client, stack_id, after):
             after = event.id
             reported = event.status if event.of_stack else reported
-            progress(event)
+            if event.worth_reporting:
+                report(f"stack {_name(stack_id)}: {event}")
         # Both, because AWS may briefly report the state from before the request after accepting it.
         if status == reported and not status.endswith("_IN_PROGRESS"):
             break
@@ -157,7 +137,7 @@ class KitStack:
     if_not_ours: str  # what to do about another stack of this name
     delete_command: str  # deletes one whose creation failed
     delete_again: str  # deletes one whose deletion failed
-    progress: OnStackEvent
+    report: PrintLine
 
     def find(self) -> dict[str, Any] | None:
         """The stack, once CloudFormation has finished any earlier request; None if it does not exist.
@@ -166,7 +146,7 @@ class KitStack:
         """
         stack = describe(self.client, self.name)
         if stack and in_progress(str(stack["StackStatus"])):
-            settle(self.client, str(stack["StackId"]), self.progress, after="")
+            settle(self.client, str(stack["StackId"]), self.report, after="")
             stack = describe(self.client, self.name)
         if stack:
             self._require_ours(stack)
@@ -187,7 +167,7 @@ class KitStack:
             request["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
         stack = self.find()
         if stack is None and (stack_id := self._create(request)):
-            self._require_complete(stack_id, settle(self.client, stack_id, self.progress, after=""))
+            self._require_complete(stack_id, settle(self.client, stack_id, self.report, after=""))
         else:
             stack = stack or self.find()
             assert stack is not None, "CreateStack answered AlreadyExists"
@@ -209,30 +189,24 @@ class KitStack:
         self._require_updatable(stack)
         stack_id = str(stack["StackId"])
         before = last_event(self.client, stack_id)
-        try:
-            self.client.update_stack(**request)
-        except self.client.exceptions.ClientError as error:
-            if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
-                return
-            raise
-        self._require_complete(stack_id, settle(self.client, stack_id, self.progress, after=before))
+        nothing = "No updates are to be performed"
+        if answer_or_none(self.client.update_stack, "ValidationError", saying=nothing, **request) is not None:
+            self._require_complete(stack_id, settle(self.client, stack_id, self.report, after=before))
 
     def delete(self, stack: dict[str, Any]) -> None:
         """Delete it and wait."""
         stack_id = str(stack["StackId"])
         before = last_event(self.client, stack_id)
         self.client.delete_stack(StackName=stack_id)
-        status = settle(self.client, stack_id, self.progress, after=before)
+        status = settle(self.client, stack_id, self.report, after=before)
         if status != "DELETE_COMPLETE":
             self._require_complete(stack_id, status)
 
     def _create(self, request: dict[str, Any]) -> str:
         """The id of the new stack; empty if it exists: created by another command, or by this one, whose answer was
         lost."""
-        try:
-            return str(self.client.create_stack(**request)["StackId"])
-        except self.client.exceptions.AlreadyExistsException:
-            return ""
+        made = answer_or_none(self.client.create_stack, "AlreadyExistsException", **request)
+        return str(made["StackId"]) if made else ""
 
     def _require_ours(self, stack: dict[str, Any]) -> None:
         if not self.is_ours(stack):

@@ -24,7 +24,8 @@ from hyperpod_ft.progress import PrintLine
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """Methods raise UserError, and botocore's errors, which `explained` turns into UserError."""
+    """Methods, and functions of it, raise UserError, and botocore's errors: commands turn these into UserError, once,
+    with `explained`."""
 
     target: ClusterReference
     session: Session
@@ -70,10 +71,6 @@ class ClusterAccess:
             )
         return cluster or api.require(self.sagemaker, self.name)
 
-    def description(self) -> dict[str, Any]:
-        """DescribeCluster's answer; empty if the cluster does not exist."""
-        return api.describe(self.sagemaker, self.name) or {}
-
     def nodes(self) -> list[Node]:
         return list_nodes(self.sagemaker, self.name)
 
@@ -93,22 +90,14 @@ class ClusterAccess:
 
     def wait(self, minutes: float | None, awaited: Awaited) -> HyperPodCluster | None:
         """Wait until the cluster is complete and as awaited; None, at once, without a time to wait."""
-        if minutes is None:
-            return None
-        with self.explained():
-            return self.watch().until_complete(minutes * 60, awaited)
+        return None if minutes is None else self.watch().until_complete(minutes * 60, awaited)
 
     def wait_for_change(
         self, look: Callable[[], Seen[Observed]], minutes: float, command: str
     ) -> tuple[Observed, bool]:
         """See `waiting.wait_for_change`; `command` is one of `hyperpod-ft cluster`."""
-
-        def explained_look() -> Seen[Observed]:
-            with self.explained():
-                return look()
-
         return waiting.wait_for_change(
-            explained_look,
+            look,
             self.report,
             timeout_seconds=minutes * 60,
             command=f"hyperpod-ft cluster {command} {self.target.arguments}",
@@ -129,20 +118,18 @@ def login_user(access: ClusterAccess, identity: Path | None) -> str:
 
 def ssh_route(access: ClusterAccess, request: connect.SshRequest) -> connect.SshRoute:
     """The ssh route to the requested node."""
-    with access.explained():
-        cluster, nodes, aws_cli = access.cluster(), access.nodes(), access.aws_cli
-    return connect.choose_route(cluster, nodes, access.group_roles(cluster), aws_cli, request, Path.home())
+    cluster, nodes = access.cluster(), access.nodes()
+    return connect.choose_route(cluster, nodes, access.group_roles(cluster), access.aws_cli, request, Path.home())
 
 
 def _users(access: ClusterAccess) -> tuple[User, ...]:
     """The users in the lifecycle scripts' settings; none if the cluster has other scripts."""
-    with access.explained():
-        s3, groups = access.session.client("s3"), access.cluster().groups
-        folder = next((group.lifecycle_uri for group in groups), "")
-        try:
-            found = objects.read(s3, folder, lifecycle_files.SETTINGS) if folder else None
-        except UserError as error:
-            raise UserError(error.problem, f"{error.remedy}, or pass --user or the cluster file") from None
+    s3, groups = access.session.client("s3"), access.cluster().groups
+    folder = next((group.lifecycle_uri for group in groups), "")
+    try:
+        found = objects.read(s3, folder, lifecycle_files.SETTINGS) if folder else None
+    except UserError as error:
+        raise UserError(error.problem, f"{error.remedy}, or pass --user or the cluster file") from None
     try:
         return tuple(User.model_validate(user) for user in json.loads(found or b"{}").get("users", []))
     except ValueError:  # of JSON or of pydantic

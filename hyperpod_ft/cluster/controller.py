@@ -1,14 +1,14 @@
 """What only the controller knows: Slurm is asked for nodes without jobs, and what patching wipes there is backed up.
 
-Through SSM. Functions raise UserError.
+Through SSM. Functions raise what those of ClusterAccess do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hyperpod_ft.cluster.access import ClusterAccess
+from hyperpod_ft.cluster.hyperpod import api
 from hyperpod_ft.cluster.hyperpod.api import GroupState, HyperPodCluster, Node, ssm_target, tally
 from hyperpod_ft.cluster.ssh import ssm
 from hyperpod_ft.errors import UserError
@@ -19,21 +19,19 @@ _STATES, _BACKUP = "hyperpod-ft-nodes:", "hyperpod-ft-backup:"
 
 def nodes_without_jobs(access: ClusterAccess, group: str, count: int) -> list[Node]:
     """Nodes of a group that run no job, as Slurm on the controller reports them."""
-    with access.explained():
-        cluster, nodes = access.changeable(group), access.nodes()
-        with _with_alternative("name the nodes to delete"):
-            states = node_states(access.aws_cli, _controller(access, cluster, nodes))
+    cluster, nodes = access.changeable(group), access.nodes()
+    with _with_alternative("name the nodes to delete"):
+        states = node_states(access.aws_cli, _controller(access, cluster, nodes))
     return without_jobs(cluster.group(group), nodes, states, count)
 
 
 def back_up(access: ClusterAccess) -> None:
     """Copy what an update wipes on the controller to the shared volume."""
-    with access.explained():
-        cluster, nodes = access.cluster(), access.nodes()
-        with _with_alternative("pass --no-backup"):
-            target, mount_path = _controller(access, cluster, nodes), _mount_path(access)
-            access.report("controller: backing up, which may take minutes")
-            access.report(f"backup: {_back_up(access.aws_cli, target, mount_path)}")
+    cluster, nodes = access.cluster(), access.nodes()
+    with _with_alternative("pass --no-backup"):
+        target, mount_path = _controller(access, cluster, nodes), _mount_path(access)
+        access.report("controller: backing up, which may take minutes")
+        access.report(f"backup: {_back_up(access.aws_cli, target, mount_path)}")
 
 
 # Slurm's states of a node without jobs, the first to go first; "planned" ones are about to run one
@@ -117,7 +115,7 @@ def _mount_path(access: ClusterAccess) -> str:
     """Where the shared volume is: by the cluster file, or as HyperPod mounts it."""
     if access.config:
         return access.config.fsx.mount_path
-    described: dict[str, Any] = access.description()
+    described = api.describe(access.sagemaker, access.name) or {}
     for group in described.get("InstanceGroups", []):
         for storage in group.get("InstanceStorageConfigs", []):
             if path := storage.get("FsxLustreConfig", {}).get("MountPath"):

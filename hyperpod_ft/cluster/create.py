@@ -5,7 +5,7 @@ from typing import Any
 from hyperpod_ft.aws.s3 import objects
 from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message
-from hyperpod_ft.aws.stacks import POLL_SECONDS, describe, in_progress, outputs, parameters, reporter
+from hyperpod_ft.aws.stacks import POLL_SECONDS, describe, in_progress, outputs, parameters
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import api, lifecycle_files, requests
@@ -24,8 +24,8 @@ _ROLE_ATTEMPTS = 12
 def create(access: ClusterAccess, config: ClusterConfig, timeout: float | None) -> HyperPodCluster | None:
     """Validate, then create what is missing. Returns the complete cluster, or None without waiting.
 
-    `timeout`: in minutes; None: do not wait. Raises UserError as `create_missing` does, and for errors
-    that validation finds.
+    `timeout`: in minutes; None: do not wait. Raises what functions of ClusterAccess do, also for errors that validation
+    finds.
     """
     found = validate(config, access.session.client)
     for finding in found.findings:
@@ -40,24 +40,23 @@ def create_missing(access: ClusterAccess, config: ClusterConfig) -> dict[str, in
     """Create what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
 
     An existing cluster keeps its instance groups; missing groups are added, and new nodes run the new lifecycle
-    files. Returns the number of instances requested for each group. Raises UserError, also for a cluster of this
-    name that this cluster file did not create.
+    files. Returns the number of instances requested for each group. Raises what functions of ClusterAccess do, also
+    for a cluster of this name that this cluster file did not create.
     """
     session, report = access.session, access.report
-    with access.explained():
-        # fail before anything costs money
-        _describe_ours(access, config, stack.subnet_id(config, session.client("cloudformation")))
-        resources = _ensure_resources(access, config)
-        content = lifecycle_files.files(config, resources)
-        uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), report)}"
-        wanted = requests.create_cluster(config, resources, uri)
-        described = _describe_ours(access, config, resources.subnet_id)
-        if described is None and _create_cluster(access, config, wanted):
-            report(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
-            return {group.name: group.count for group in config.groups}
-        described = described or _describe_ours(access, config, resources.subnet_id)
-        assert described is not None, "CreateCluster answered ResourceInUse"
-        return _bring_up_to_date(access, config, wanted, described)
+    # fail before anything costs money
+    _describe_ours(access, config, stack.subnet_id(config, session.client("cloudformation")))
+    resources = _ensure_resources(access, config)
+    content = lifecycle_files.files(config, resources)
+    uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), report)}"
+    wanted = requests.create_cluster(config, resources, uri)
+    described = _describe_ours(access, config, resources.subnet_id)
+    if described is None and _create_cluster(access, config, wanted):
+        report(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
+        return {group.name: group.count for group in config.groups}
+    described = described or _describe_ours(access, config, resources.subnet_id)
+    assert described is not None, "CreateCluster answered ResourceInUse"
+    return _bring_up_to_date(access, config, wanted, described)
 
 
 def _describe_ours(access: ClusterAccess, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
@@ -145,7 +144,7 @@ def _ensure_resources(access: ClusterAccess, config: ClusterConfig) -> ClusterRe
     if config.existing is not None:
         return of_existing(config.existing, access.session)
     access.report(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
-    return stack.deploy(access.session, config, reporter(config.stack_name, access.report))
+    return stack.deploy(access.session, config, access.report)
 
 
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, report: PrintLine) -> str:

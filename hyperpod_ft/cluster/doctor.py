@@ -20,7 +20,7 @@ from hyperpod_ft.findings import Finding, error, ok, warning
 def cluster(access: ClusterAccess) -> list[Finding]:
     """A cluster's state and quotas; with its cluster file, instead of quotas all that `cluster validate` checks.
 
-    Raises UserError if there is no such cluster, or AWS does not answer.
+    Raises what functions of ClusterAccess do.
     """
     status = inspection.status(access)
     account = DoctorCheck("validate", lambda: _validated(access))

@@ -1,6 +1,6 @@
 """Change a running cluster: its size, its nodes, their software.
 
-Functions raise UserError; a `timeout` is in minutes, None means do not wait.
+Functions raise what those of ClusterAccess do; a `timeout` is in minutes, None means do not wait.
 
 A software update gives nodes another image. HyperPod does not drain the nodes: it replaces their root volumes under
 whatever runs there, and runs the lifecycle scripts again. If the nodes have the newest image already, it does nothing.
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.checks.service_model import check_request
-from hyperpod_ft.aws.stacks import reporter
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.config import stack_name
 from hyperpod_ft.cluster.hyperpod import api, instance_groups
@@ -43,48 +42,42 @@ class NodeImage:
 
 def instances_removed(access: ClusterAccess, group: str, count: int) -> int:
     """How many instances a group would lose."""
-    with access.explained():
-        return max(0, access.changeable(group).group(group).target - count)
+    return max(0, access.changeable(group).group(group).target - count)
 
 
 def scale(access: ClusterAccess, group: str, count: int, timeout: float | None) -> None:
-    with access.explained():
-        cluster = access.changeable(group)
-        before = cluster.group(group).target
-        if count == before:
-            access.report(f"{group}: has {count} instances already")
-            return
-        instance_groups.scale(access.sagemaker, cluster, group, count)
+    cluster = access.changeable(group)
+    before = cluster.group(group).target
+    if count == before:
+        access.report(f"{group}: has {count} instances already")
+        return
+    instance_groups.scale(access.sagemaker, cluster, group, count)
     access.report(f"{group}: requested {count} instances, had {before}")
     access.wait(timeout, Awaited(targets={group: count}))
 
 
 def delete_group(access: ClusterAccess, group: str, timeout: float | None) -> None:
-    with access.explained():
-        cluster = access.changeable(group)
-        gone = [node.instance_id for node in access.nodes() if node.group == group]
-        instance_groups.delete(access.sagemaker, cluster, group)
+    cluster = access.changeable(group)
+    gone = [node.instance_id for node in access.nodes() if node.group == group]
+    instance_groups.delete(access.sagemaker, cluster, group)
     access.report(f"{group}: deletion requested")
     access.wait(timeout, Awaited(gone=frozenset(gone)))
 
 
 def find_nodes(access: ClusterAccess, names: Sequence[str]) -> list[Node]:
-    with access.explained():
-        access.cluster()
-        nodes = access.nodes()
+    access.cluster()
+    nodes = access.nodes()
     return [api.find_node(nodes, name) for name in dict.fromkeys(names)]
 
 
 def replace(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
-    with access.explained():
-        instance_groups.replace_nodes(access.sagemaker, access.cluster().name, nodes)
+    instance_groups.replace_nodes(access.sagemaker, access.cluster().name, nodes)
     _requested(access, "replacement", nodes)
     access.wait(timeout, Awaited(gone=_ids(nodes)))
 
 
 def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
-    with access.explained():
-        instance_groups.reboot_nodes(access.sagemaker, access.cluster().name, nodes)
+    instance_groups.reboot_nodes(access.sagemaker, access.cluster().name, nodes)
     _requested(access, "reboot", nodes)
     if timeout is None:
         return
@@ -99,17 +92,15 @@ def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> N
 
 
 def delete_nodes(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
-    with access.explained():
-        cluster = access.changeable(*{node.group for node in nodes})
-        instance_groups.delete_nodes(access.sagemaker, cluster.name, nodes)
+    cluster = access.changeable(*{node.group for node in nodes})
+    instance_groups.delete_nodes(access.sagemaker, cluster.name, nodes)
     _requested(access, "deletion", nodes)
     access.wait(timeout, Awaited(gone=_ids(nodes)))
 
 
 def groups(access: ClusterAccess, names: Sequence[str]) -> list[str]:
     """These groups of a Slurm cluster, or all. Raises UserError for one that does not exist."""
-    with access.explained():
-        cluster = access.cluster()
+    cluster = access.cluster()
     instance_groups.require_slurm(cluster)
     return [cluster.group(name).name for name in dict.fromkeys(names)] or [group.name for group in cluster.groups]
 
@@ -117,8 +108,7 @@ def groups(access: ClusterAccess, names: Sequence[str]) -> list[str]:
 def workers(access: ClusterAccess, names: Sequence[str]) -> list[str]:
     """These groups, or all that run jobs. Raises UserError for the controller's, which never runs one, or if there
     are none."""
-    with access.explained():
-        cluster = access.changeable(*names)
+    cluster = access.changeable(*names)
     chosen = names or access.group_roles(cluster).workers
     if not chosen:
         raise UserError(
@@ -129,9 +119,7 @@ def workers(access: ClusterAccess, names: Sequence[str]) -> list[str]:
 
 
 def has_controller(access: ClusterAccess, groups: Sequence[str]) -> bool:
-    with access.explained():
-        cluster = access.cluster()
-    return access.group_roles(cluster).controller in groups
+    return access.group_roles(access.cluster()).controller in groups
 
 
 def check_image(access: ClusterAccess, groups: Sequence[str], image: NodeImage) -> None:
@@ -144,9 +132,8 @@ def check_image(access: ClusterAccess, groups: Sequence[str], image: NodeImage) 
 
 
 def update(access: ClusterAccess, groups: Sequence[str], image: NodeImage, timeout: float | None) -> None:
-    with access.explained():
-        access.sagemaker.update_cluster_software(**_update_request(access.name, groups, image))
-        access.report(f"{', '.join(groups)}: software update requested")
+    access.sagemaker.update_cluster_software(**_update_request(access.name, groups, image))
+    access.report(f"{', '.join(groups)}: software update requested")
     if timeout is None:
         return
     described, begun = access.wait_for_change(
@@ -160,14 +147,12 @@ def update(access: ClusterAccess, groups: Sequence[str], image: NodeImage, timeo
 
 
 def set_auto_patch(access: ClusterAccess, groups: Sequence[str], strategy: str) -> None:
-    with access.explained():
-        instance_groups.set_auto_patch(access.sagemaker, access.cluster(), groups, strategy)
+    instance_groups.set_auto_patch(access.sagemaker, access.cluster(), groups, strategy)
     access.report(f"{', '.join(groups)}: HyperPod patches nodes by itself: {strategy}")
 
 
 def set_node_recovery(access: ClusterAccess, mode: str) -> None:
-    with access.explained():
-        instance_groups.set_node_recovery(access.sagemaker, access.cluster(), mode)
+    instance_groups.set_node_recovery(access.sagemaker, access.cluster(), mode)
     access.report(f"node recovery: {mode}")
 
 
@@ -183,33 +168,27 @@ def _ids(nodes: Sequence[Node]) -> frozenset[str]:
 def delete_cluster(access: ClusterAccess, *, delete_data: bool, timeout: float) -> Remaining:
     """Delete the cluster, wait, then delete its stack or reduce it to the data. Returns what remains.
 
-    `timeout`: in minutes. Raises UserError. Safe to run again.
+    Safe to run again.
     """
     if delete_data and access.config is not None and access.config.existing is not None:
         raise UserError(
             "--delete-data: the file system and the bucket are your own (`existing`)",
             "leave --delete-data out; delete them with the AWS CLI",
         )
-    remaining = _delete_and_wait(access, delete_data, timeout * 60)
+    name, watch = stack_name(access.name), access.watch()
+    while True:
+        watch.until_gone(timeout * 60)
+        try:
+            remaining = stack.delete(access.session, name, access.report, delete_data=delete_data)
+        except UserError as error:
+            if api.find(access.sagemaker, access.name) is None:
+                raise
+            access.report(f"{error.problem}: a cluster {access.name} has been created meanwhile")
+            continue
+        if api.find(access.sagemaker, access.name) is None:
+            break
     SshFiles(access.name, Path.home()).forget()
     return remaining
-
-
-def _delete_and_wait(access: ClusterAccess, delete_data: bool, timeout_seconds: float) -> Remaining:
-    name = stack_name(access.name)
-    with access.explained():
-        watch = access.watch()
-        while True:
-            watch.until_gone(timeout_seconds)
-            try:
-                remaining = stack.delete(access.session, name, reporter(name, access.report), delete_data=delete_data)
-            except UserError as error:
-                if api.find(access.sagemaker, access.name) is None:
-                    raise
-                access.report(f"{error.problem}: a cluster {access.name} has been created meanwhile")
-                continue
-            if api.find(access.sagemaker, access.name) is None:
-                return remaining
 
 
 def _reboot_progress(access: ClusterAccess, requested: Sequence[Node]) -> Seen[list[Node]]:

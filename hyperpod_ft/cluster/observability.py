@@ -1,6 +1,6 @@
 """HyperPod's observability extension of a cluster: AWS's own collectors on every node.
 
-Functions raise UserError; a `timeout` is in minutes, `client` is boto3's for sagemaker.
+Functions raise what those of ClusterAccess do; a `timeout` is in minutes, `client` is boto3's for sagemaker.
 """
 
 import json
@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from hyperpod_ft.aws.session import paged
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.hyperpod.waiting import Seen
 from hyperpod_ft.errors import UserError
@@ -36,24 +37,22 @@ class Extension:
 
 
 def installed(access: ClusterAccess) -> Extension | None:
-    with access.explained():
-        return _find(access.sagemaker, access.cluster().arn)
+    return _find(access.sagemaker, access.cluster().arn)
 
 
 def install(access: ClusterAccess, settings: str | None, timeout: float | None) -> None:
     """Install it or change its settings, a JSON object; with a timeout, wait until all nodes run it."""
     if settings is not None:
         _check(settings)
-    with access.explained():
-        cluster = access.cluster()
-        arn = cluster.arn
-        if cluster.kubernetes or not cluster.continuous:
-            raise UserError(
-                f"cluster {access.name}: HyperPod has extensions only for Slurm clusters with continuous provisioning",
-                "create a cluster with provisioning: api and continuous_provisioning: true",
-            )
-        before = _find(access.sagemaker, arn)
-        _request(access.sagemaker, arn, before, settings)
+    cluster = access.cluster()
+    arn = cluster.arn
+    if cluster.kubernetes or not cluster.continuous:
+        raise UserError(
+            f"cluster {access.name}: HyperPod has extensions only for Slurm clusters with continuous provisioning",
+            "create a cluster with provisioning: api and continuous_provisioning: true",
+        )
+    before = _find(access.sagemaker, arn)
+    _request(access.sagemaker, arn, before, settings)
     access.report(f"{_NAME}: requested")
     if timeout is not None:
         found = _settled(access, arn, before, timeout)
@@ -63,13 +62,12 @@ def install(access: ClusterAccess, settings: str | None, timeout: float | None) 
 
 def remove(access: ClusterAccess, timeout: float | None) -> None:
     """Remove it; with a timeout, wait until no node runs it."""
-    with access.explained():
-        arn = access.cluster().arn
-        before = _find(access.sagemaker, arn)
-        if before is None:
-            access.report(f"{_NAME}: not installed")
-            return
-        access.sagemaker.delete_cluster_extension(ClusterArn=arn, ExtensionArn=before.arn)
+    arn = access.cluster().arn
+    before = _find(access.sagemaker, arn)
+    if before is None:
+        access.report(f"{_NAME}: not installed")
+        return
+    access.sagemaker.delete_cluster_extension(ClusterArn=arn, ExtensionArn=before.arn)
     access.report(f"{_NAME}: removal requested")
     if timeout is not None and (found := _settled(access, arn, before, timeout)):
         raise _failed(found, "fix the cause, then run the command again")
@@ -109,8 +107,8 @@ def _check(settings: str) -> None:
 
 def _find(client: Any, cluster_arn: str) -> Extension | None:
     """The extension of a cluster; None if it is not installed."""
-    pages = client.get_paginator("list_cluster_extensions").paginate(ClusterArn=cluster_arn)
-    arns = [one["ExtensionArn"] for page in pages for one in page["Extensions"] if one["ExtensionName"] == _NAME]
+    installed = paged(client, "list_cluster_extensions", "Extensions", ClusterArn=cluster_arn)
+    arns = [one["ExtensionArn"] for one in installed if one["ExtensionName"] == _NAME]
     if not arns:
         return None
     try:

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import publish
@@ -163,7 +163,22 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
     Raises UserError when there is no suitable interpreter, or pip cannot install the packages.
     """
     with _new_environment(pins, environment) as partial:
-        _BUILDERS[kind](partial, environment.parent, pins, repositories)
+        python = partial / "bin" / "python"
+        # that of AWS's machine image, on top of which every node must then have it
+        image = torch_neuron.of_machine_image() if kind == "torch-neuron" else None
+        if image:
+            print(f"env: using TorchNeuron of {image}", flush=True)
+            interpreters.create_on_top_of(image, partial)
+        elif kind == "torch":
+            interpreters.create_with(Path(sys.executable), partial)
+        else:
+            interpreters.create_environment(partial, environment.parent, PYTHON_VERSIONS[kind])
+        if image:
+            install_others(python, pins)
+        elif kind in ("neuron", "torch-neuron"):
+            install_neuron(python, pins, repositories)
+        else:
+            install(python, pins)
 
 
 def build_inside(inside: Sequence[str], pins: Path, environment: Path) -> None:
@@ -206,37 +221,3 @@ def _new_environment(pins: Path, environment: Path) -> Iterator[Path]:
 def _on_the_volume(partial: Path) -> "tempfile.TemporaryDirectory[str]":
     """A directory for what pip downloads: in a container, /tmp is memory."""
     return tempfile.TemporaryDirectory(dir=partial)
-
-
-def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) -> None:
-    interpreters.create_like_this_one(environment)
-    install(environment / "bin" / "python", pins)
-
-
-def _build_trl(environment: Path, shared: Path, pins: Path, _: tuple[str, ...]) -> None:
-    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["trl"])
-    install(environment / "bin" / "python", pins)
-
-
-def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
-    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["neuron"])
-    install_neuron(environment / "bin" / "python", pins, repositories)
-
-
-def _build_torch_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
-    """On AWS's machine image with TorchNeuron, on top of its environment, which every node must then have."""
-    if image := torch_neuron.of_machine_image():
-        print(f"env: using TorchNeuron of {image}", flush=True)
-        interpreters.create_on_top_of(image, environment)
-        install_others(environment / "bin" / "python", pins)
-        return
-    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["torch-neuron"])
-    install_neuron(environment / "bin" / "python", pins, repositories)
-
-
-_BUILDERS: dict[str, Callable[[Path, Path, Path, tuple[str, ...]], None]] = {
-    "torch": _build_torch,
-    "trl": _build_trl,
-    "neuron": _build_neuron,
-    "torch-neuron": _build_torch_neuron,
-}

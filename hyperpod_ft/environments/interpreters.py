@@ -21,11 +21,6 @@ _SITE_PACKAGES = "import site; print(*site.getsitepackages(), sep=chr(10))"
 _SUITABLE = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 
 
-def create_like_this_one(environment: Path) -> None:
-    """Create a virtual environment of the running interpreter. Raises UserError as `create_with` does."""
-    create_with(Path(sys.executable), environment)
-
-
 def create_with(python: Path, environment: Path) -> None:
     """Create a virtual environment of an interpreter; with uv where it lacks ensurepip.
 

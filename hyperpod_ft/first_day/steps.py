@@ -9,9 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hyperpod_ft.aws.checks.account import ValidationResult
-from hyperpod_ft.aws.session import Session, explained, may_pass
-from hyperpod_ft.aws.stacks import reporter
+from hyperpod_ft.aws.session import Session, explained, may_pass, paged
 from hyperpod_ft.cli.watch.following import follow_in_lines
 from hyperpod_ft.cluster import access as cluster_access
 from hyperpod_ft.cluster import create as creation
@@ -24,6 +22,7 @@ from hyperpod_ft.cluster.validation.validate import validate
 from hyperpod_ft.config import yaml_file
 from hyperpod_ft.download import assets
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import refuse_errors
 from hyperpod_ft.first_day.plan import CONTROLLER, REGION, DayStep, run_of
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow, last_lines, log_file
@@ -102,8 +101,8 @@ class DayAccount:
         """Raises UserError for resources of an earlier day, or of another person's: they are not this one's to
         delete."""
         with explained("stacks"):
-            pages = self.session.client("cloudformation").get_paginator("describe_stacks").paginate()
-            names = [stack["StackName"] for page in pages for stack in page["Stacks"]]
+            client = self.session.client("cloudformation")
+            names = [stack["StackName"] for stack in paged(client, "describe_stacks", "Stacks")]
         for found in filter(None, map(_STACK_OF_A_DAY.fullmatch, names)):
             command = delete_stack(found[0]) if found[1] else delete_cluster(found[2])
             raise UserError(f"stack {found[0]} exists, of another first day", f"let that end, or: {command}")
@@ -138,21 +137,21 @@ def within(minutes: float) -> Iterator[None]:
 @contextmanager
 def store(account: DayAccount) -> Iterator[TrainingResources]:
     """The role and the bucket of all trainings and the endpoint."""
-    session, name, progress = account.session, account.stack, reporter(account.stack, account.say)
+    session, name = account.session, account.stack
 
     def delete() -> None:
         if working := [job for run in account.runs.values() for job in _working(run)]:
             raise UserError(f"{working[0]} still runs, and cannot be cancelled without it")
-        resources.delete(session, progress, name=name, delete_data=True)
+        resources.delete(session, account.say, name=name, delete_data=True)
 
     with account.created(f"stack {name} with its bucket", delete, delete_stack(name)):
-        yield resources.deploy(session, progress, name=name)
+        yield resources.deploy(session, account.say, name=name)
 
 
 def train(account: DayAccount, step: DayStep, made: TrainingResources) -> str:
     """Train recipe quickstart on the step's instances. Returns what was seen."""
     run = run_of(step, made, account.directory)
-    _refuse_errors(account, validation.validate(run, account.session.client))
+    refuse_errors(validation.validate(run, account.session.client).findings, account.say)
     launchers = Launchers()
     stop = f"hyperpod-ft cancel {run.paths.directory}"
     account.runs[step.name] = run
@@ -240,12 +239,15 @@ def inspect_cluster(account: DayAccount, step: DayStep) -> str:
     key.find(None, Path.home() / ".ssh")
     name, config = account.name, _cluster_config(account, step)
     access = ClusterAccess(ClusterReference(name, REGION, config, name), account.session, account.say)
-    _refuse_errors(account, validate(config, account.session.client))  # also where a cluster has this name
+    # also where a cluster has this name
+    refuse_errors(validate(config, account.session.client).findings, account.say)
 
     def delete() -> None:
-        maintenance.delete_cluster(access, delete_data=True, timeout=60)
+        with access.explained():
+            maintenance.delete_cluster(access, delete_data=True, timeout=60)
 
-    with account.created(f"cluster {name} with its stack", delete, delete_cluster(name)), within(step.minutes):
+    created = account.created(f"cluster {name} with its stack", delete, delete_cluster(name))
+    with created, within(step.minutes), access.explained():
         access.wait(step.minutes, Awaited(targets=creation.create_missing(access, config)))
         job = ("srun", "--nodes=1", "--time=5", "hostname")
         request = connect.SshRequest(cluster_access.login_user(access, None), command=job)
@@ -275,10 +277,3 @@ def _zone(session: Session, instance_type: str) -> str:
             LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": [instance_type]}]
         )
     return str(min(offer["Location"] for offer in found["InstanceTypeOfferings"]))
-
-
-def _refuse_errors(account: DayAccount, found: ValidationResult) -> None:
-    for finding in found.findings:
-        account.say(str(finding))
-    if errors := [finding for finding in found.findings if finding.verdict == "error"]:
-        raise UserError(f"{errors[0].name}: {errors[0].found}", errors[0].remedy)

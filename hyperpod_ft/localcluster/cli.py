@@ -49,7 +49,7 @@ def up(
 ) -> None:
     """Start the cluster and wait until its nodes are idle."""
     cluster = _cluster(directory)
-    started = cluster.up(nodes=nodes, cpus=cpus, memory_mb=memory_mb, bound_to_pid=die_with)
+    started = cluster.up(nodes=nodes, cpus=cpus, memory_mb=memory_mb, bound_to=die_with)
     typer.echo("up" if started else "already up")
     typer.echo('use it with: eval "$(hyperpod-ft local env)"')
 

@@ -50,21 +50,9 @@ class LocalCluster:
     def __init__(self, directory: Path) -> None:
         self._runtime = Runtime(directory)
         self.directory = self._runtime.directory
-
-    @property
-    def name(self) -> str:
-        """The same for every start in this directory."""
-        return self._runtime.name
-
-    @property
-    def conf(self) -> Path:
-        """slurm.conf: the same path on every start; exists only while the cluster runs."""
-        return self._runtime.conf
-
-    @property
-    def logs(self) -> Path:
-        """The logs of the latest start."""
-        return self._runtime.logs
+        self.name = self._runtime.name  # the same for every start in this directory
+        self.conf = self._runtime.conf  # slurm.conf: the same path too; exists only while the cluster runs
+        self.logs = self._runtime.logs  # of the latest start
 
     def environment(self) -> dict[str, str]:
         """The variables with which sbatch, srun and the other clients use this cluster."""
@@ -75,14 +63,12 @@ class LocalCluster:
         nodes: int = 2,
         cpus: int = 4,
         memory_mb: int | None = None,
-        bound_to_parent: bool = False,
-        bound_to_pid: int | None = None,
+        bound_to: int | None = None,
     ) -> bool:
         """Start the cluster and return when every node is idle. False if it was already up.
 
-        Each node claims `cpus` CPUs and `memory_mb` MiB (default: the machine's). The cluster outlives the caller
-        unless `bound_to_parent` (it ends with the calling process) or `bound_to_pid` (it ends with that process). The
-        leftovers of a crash are cleaned up first.
+        Each node claims `cpus` CPUs and `memory_mb` MiB (default: the machine's). The cluster outlives the caller;
+        with `bound_to`, it ends with that process. The leftovers of a crash are cleaned up first.
 
         Raises UserError if Slurm is missing, the sizes are invalid, it is up with other sizes, or it does not start.
         """
@@ -91,7 +77,6 @@ class LocalCluster:
             raise UserError(
                 f"invalid size: {nodes} nodes with {cpus} CPUs", f"use 1 to {MAX_NODES} nodes with 1 CPU or more"
             )
-        bound_to = os.getpid() if bound_to_parent else bound_to_pid
         owner = None if bound_to is None else ProcessIdentity.of(bound_to)
         if bound_to is not None and owner is None:
             raise UserError(f"no process {bound_to} to bind the cluster to", "pass the pid of a running process")

@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +54,8 @@ class WatchSpec:
 
     runtime: str
     control_fd: int
-    held_fds: tuple[int, ...]
-    daemons: dict[str, tuple[str, ...]]
+    held_fds: Sequence[int]
+    daemons: dict[str, Sequence[str]]
     controller_port: int
     starter: ProcessIdentity
     owner: ProcessIdentity | None
@@ -63,15 +64,8 @@ class WatchSpec:
     def from_json(text: str) -> "WatchSpec":
         """Read the specification from the JSON of its fields."""
         fields = json.loads(text)
-        return WatchSpec(
-            runtime=fields["runtime"],
-            control_fd=fields["control_fd"],
-            held_fds=tuple(fields["held_fds"]),
-            daemons={name: tuple(argv) for name, argv in fields["daemons"].items()},
-            controller_port=fields["controller_port"],
-            starter=ProcessIdentity(**fields["starter"]),
-            owner=ProcessIdentity(**fields["owner"]) if fields["owner"] else None,
-        )
+        bound_to = {key: ProcessIdentity(**fields[key]) for key in ("starter", "owner") if fields[key]}
+        return WatchSpec(**fields | bound_to)
 
 
 class _StopError(Exception):
@@ -188,7 +182,7 @@ class DaemonWatch:
                 self.stopper.sendall(b"stopped")
 
 
-def _guard(argv: tuple[str, ...], log: Path, held_fds: tuple[int, ...]) -> int:
+def _guard(argv: Sequence[str], log: Path, held_fds: Sequence[int]) -> int:
     """Fork a process that starts one daemon and kills all its descendants when it ends. Returns the pid."""
     watch = os.getpid()
     pid = os.fork()

@@ -18,6 +18,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -174,7 +175,7 @@ class Runtime:
             except OSError:
                 return None
 
-    def _daemons(self, spec: ClusterSpec, programs: Programs) -> dict[str, tuple[str, ...]]:
+    def _daemons(self, spec: ClusterSpec, programs: Programs) -> dict[str, Sequence[str]]:
         munged = (
             programs.munged,
             "--foreground",

@@ -17,6 +17,7 @@ from hyperpod_ft.aws.log_streams import LogStream, line_of
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import refuse_errors
 from hyperpod_ft.launch.interface import After, JobPreview, JobState, Launcher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan
@@ -96,10 +97,7 @@ class SageMakerLauncher(Launcher):
         region, session = sagemaker_section(run.config).region, self._jobs(run.config).session
         uris = job_images(run, stages)
         found = looked_at(IMAGE, "the images", lambda: images.missing(session.client("ecr"), region, uris, IMAGE))
-        for finding in found:
-            if finding.verdict == "error":
-                raise UserError(f"{finding.name}: {finding.found}", finding.remedy)
-            print(finding, file=sys.stderr)
+        refuse_errors(found, lambda line: print(line, file=sys.stderr))
 
     def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Record a training job for each group of the stages, and create the first one.

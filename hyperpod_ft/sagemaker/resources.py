@@ -10,7 +10,8 @@ from typing import Any
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.stacks import KitStack, OnStackEvent, outputs, parameters
+from hyperpod_ft.aws.stacks import KitStack, outputs, parameters
+from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.shipped import shipped
 
 
@@ -29,7 +30,7 @@ def template() -> str:
 
 
 def deploy(
-    session: Session, progress: OnStackEvent, *, name: str, file_system: bool = False, mail: str | None = None
+    session: Session, report: PrintLine, *, name: str, file_system: bool = False, mail: str | None = None
 ) -> TrainingResources:
     """Create the stack, or update it to this template, and wait. Succeeds if nothing changes.
 
@@ -38,7 +39,7 @@ def deploy(
     fails.
     """
     with explained(f"stack {name}"):
-        stack = _stack(session, progress, name)
+        stack = _stack(session, report, name)
         before = stack.find()
         given = parameters(before) if before else {}
         allowed = "true" if file_system else given.get("FileSystem", "false")
@@ -47,13 +48,13 @@ def deploy(
         return TrainingResources(found["Region"], found["RoleArn"], found["Bucket"])
 
 
-def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: bool = False) -> Bucket | None:
+def delete(session: Session, report: PrintLine, *, name: str, delete_data: bool = False) -> Bucket | None:
     """Delete the stack; with `delete_data` the bucket too, irrevocably. Returns the bucket that is left.
 
     Succeeds if there is no stack.
     """
     with explained(f"stack {name}"):
-        stack = _stack(session, progress, name)
+        stack = _stack(session, report, name)
         found = stack.find()
         if found is None:
             return None
@@ -64,7 +65,7 @@ def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: 
         return buckets.measure(session.client("s3"), bucket)
 
 
-def _stack(session: Session, progress: OnStackEvent, name: str) -> KitStack:
+def _stack(session: Session, report: PrintLine, name: str) -> KitStack:
     delete_stack = f"hyperpod-ft sagemaker delete --name {name}"
     return KitStack(
         session.client("cloudformation"),
@@ -73,7 +74,7 @@ def _stack(session: Session, progress: OnStackEvent, name: str) -> KitStack:
         "pass another name with --name",
         delete_command=delete_stack,
         delete_again=delete_stack,
-        progress=progress,
+        report=report,
     )
 
 

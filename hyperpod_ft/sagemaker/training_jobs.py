@@ -3,14 +3,14 @@
 States are given in Slurm's words, as every launcher does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.session import Session, answer_or_none, explained, paged
 from hyperpod_ft.launch.interface import JobState
 
 # Slurm's words for TrainingJobStatus; a secondary status below says more.
@@ -55,21 +55,15 @@ class TrainingJobs:
     def create(self, request: Mapping[str, Any]) -> bool:
         """Create a job; False if its name is in use: names are unique, so that no job is created twice."""
         with self._explained(request["TrainingJobName"]):
-            try:
-                self._client.create_training_job(**request)
-            except self._client.exceptions.ResourceInUse:
-                return False
-        return True
+            return answer_or_none(self._client.create_training_job, "ResourceInUse", **request) is not None
 
     def find(self, name: str) -> TrainingJob | None:
         """A job; None if there is none of this name."""
         with self._explained(name):
-            try:
-                found = self._client.describe_training_job(TrainingJobName=name)
-            except self._client.exceptions.ClientError as error:
-                if error_code(error) in _MISSING and "not found" in error_message(error).lower():
-                    return None
-                raise
+            describe = self._client.describe_training_job
+            found = answer_or_none(describe, *_MISSING, saying="(?i)not found", TrainingJobName=name)
+        if found is None:
+            return None
         return TrainingJob(name, job_state(found), "TrainingStartTime" in found, found.get("HyperParameters", {}))
 
     def seconds_used(self, name: str) -> float:
@@ -80,21 +74,15 @@ class TrainingJobs:
     def names(self, prefix: str) -> list[str]:
         """The names of all jobs that begin like this, in alphabetical order."""
         with self._explained(prefix):
-            return sorted(name for name in self._names(prefix) if name.startswith(prefix))
+            found = paged(self._client, "list_training_jobs", "TrainingJobSummaries", NameContains=prefix)
+            return sorted(one["TrainingJobName"] for one in found if one["TrainingJobName"].startswith(prefix))
 
     def stop(self, name: str) -> None:
         """Ask a job to end: its containers get SIGTERM and two minutes. Succeeds if it has ended."""
         with self._explained(name):
-            try:
-                self._client.stop_training_job(TrainingJobName=name)
-            except self._client.exceptions.ClientError as error:
-                # "The request was rejected because the training job is in status Completed."
-                if error_code(error) != "ValidationException" or "status" not in error_message(error).lower():
-                    raise
-
-    def _names(self, part: str) -> Iterator[str]:
-        for page in self._client.get_paginator("list_training_jobs").paginate(NameContains=part):
-            yield from (summary["TrainingJobName"] for summary in page["TrainingJobSummaries"])
+            # "The request was rejected because the training job is in status Completed."
+            stop = self._client.stop_training_job
+            answer_or_none(stop, "ValidationException", saying="(?i)status", TrainingJobName=name)
 
     @property
     def _client(self) -> Any:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hyperpod_ft import gc_pause, publish
 from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template, is_image_text, read_config
@@ -23,10 +23,13 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
 from hyperpod_ft.serving.http.connection import API_KEY, refuse_open, url
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
-from hyperpod_ft.serving.http.server import Answers, Server
+from hyperpod_ft.serving.http.server import Server
 from hyperpod_ft.serving.markup.parts import Part, Reasoning, ToolCall
 from hyperpod_ft.serving.models import name_and_directory
 from hyperpod_ft.shipped import installing
+
+if TYPE_CHECKING:
+    from hyperpod_ft.serving.answers.answering import Answering
 
 _EXAMPLE = "Which command submits a batch script?"
 
@@ -113,7 +116,7 @@ def _exit(*_: object) -> NoReturn:
     sys.exit(0)
 
 
-def _load(given: argparse.Namespace) -> Answers:
+def _load(given: argparse.Namespace) -> "Answering":
     try:
         gc_pause.pause_collection()
         from hyperpod_ft.serving.answers.answering import Answering  # noqa: PLC0415 - imports torch, for seconds

@@ -67,9 +67,8 @@ def serve(
     if python:
         if not on_node:
             vllm.check(python)
-        setup = vllm.vllm_setup(found, python, vllm_args, base=base, on_node=on_node)
-        found, environment = setup.models, setup.environment
-        more += setup.options
+        found, options, environment = vllm.vllm_setup(found, python, vllm_args, base=base, on_node=on_node)
+        more += options
     if on_node:
         _on_node(found, more, environment, time_limit, with_vllm=python is not None)
     else:

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,18 +35,12 @@ _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class VllmSetup:
-    """What vLLM is to serve: the models, options of `python -m hyperpod_ft.serving`, and its environment."""
+def vllm_setup(
+    models: Models, python: Path, arguments: str, *, base: bool, on_node: bool
+) -> tuple[Models, tuple[str, ...], dict[str, str]]:
+    """What vLLM is to serve: the models, options of `python -m hyperpod_ft.serving`, and its environment.
 
-    models: Models
-    options: tuple[str, ...]
-    environment: dict[str, str]
-
-
-def vllm_setup(models: Models, python: Path, arguments: str, *, base: bool, on_node: bool) -> VllmSetup:
-    """`arguments`: the user's own. `base`: the base model is wanted too. `on_node`: on a node of the run's cluster.
-
+    `arguments`: the user's own. `base`: the base model is wanted too. `on_node`: on a node of the run's cluster.
     Raises UserError where vLLM cannot serve what is wanted.
     """
     run = models.run
@@ -54,15 +48,17 @@ def vllm_setup(models: Models, python: Path, arguments: str, *, base: bool, on_n
         one = replace(models, directories={TUNED: run.paths.tuned_model})
         if models.adapters:
             raise UserError("--adapter: not supported with vLLM for Neuron", "merge it, and serve the merged model")
-        return VllmSetup(
-            one, _options(python, f"{_neuron_arguments(run.config)} {arguments}"), _neuron_environment(run.paths)
-        )
-    return VllmSetup(_one_model(models, base=base), _options(python, arguments), {})
+        options = _options(python, f"{_neuron_arguments(run.config)} {arguments}")
+        return one, options, _neuron_environment(run.paths)
+    return _one_model(models, base=base), _options(python, arguments), {}
 
 
-def _serves(adapter: AdapterConfig) -> bool:
-    """Whether vLLM adds such an adapter to its base: it knows none of experts, and none with whole modules."""
-    return not adapter.target_parameters and not adapter.modules_to_save
+def _problem(adapter: AdapterConfig) -> str:
+    """Why vLLM cannot add such an adapter to its base, or is not known to; empty if it can."""
+    if adapter.use_dora:
+        return "vLLM does not serve DoRA"
+    unknown = [key for key in ("target_parameters", "modules_to_save") if getattr(adapter, key)]
+    return f"vLLM is not known to serve adapters with {unknown[0]}" if unknown else ""
 
 
 def _options(python: Path, arguments: str) -> tuple[str, ...]:
@@ -75,9 +71,8 @@ def _one_model(models: Models, *, base: bool) -> Models:
     if run is None:
         return models
     file = run.paths.adapter / CONFIG
-    adapted = base and run.config.training.method == "lora"
-    adapted = adapted and not run.config.lora.dora and not run.config.model.added_tokens
-    if adapted and file.is_file() and _serves(read_config(file)):
+    adapted = base and run.config.training.method == "lora" and not run.config.model.added_tokens
+    if adapted and file.is_file() and not _problem(read_config(file)):
         return replace(
             models, directories={BASE: run.paths.base_model}, adapters={TUNED: run.paths.adapter, **models.adapters}
         )
@@ -136,14 +131,8 @@ def _rank(adapters: Mapping[str, Path]) -> int:
     largest = 0
     for name, directory in adapters.items():
         config = read_config(directory / CONFIG)
-        if config.use_dora:
-            raise UserError(f"adapter {name}: vLLM does not serve DoRA", "serve the merged model (--no-base)")
-        for key in ("target_parameters", "modules_to_save"):
-            if getattr(config, key):
-                raise UserError(
-                    f"adapter {name}: vLLM is not known to serve adapters with {key}",
-                    "serve the merged model (--no-base)",
-                )
+        if problem := _problem(config):
+            raise UserError(f"adapter {name}: {problem}", "serve the merged model (--no-base)")
         largest = max(largest, config.r, *config.rank_pattern.values())
     if largest > MAX_LORA_RANK:
         raise UserError(

@@ -219,7 +219,7 @@ def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path
     assert "copied from the run's store" in output and "3 of 3 answers equal" in output
     planned = deployment(with_settings(run, ["deploy.container=kit"]), REGION)
     writes = deploy.writes()
-    place(deploy.aws.client("s3"), run, planned.bundle, planned.target.bundle, print)
+    place(deploy.aws.client("s3"), run, planned.target.bundle, planned.target.url, print)
     assert deploy.writes() == writes, "nothing is copied twice"
     deploy("delete", str(run.paths.directory), "--yes")
     assert deploy.objects() == before

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws import stacks
-from hyperpod_ft.aws.stacks import StackEvent
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.sections.sagemaker import SageMaker
 from hyperpod_ft.errors import UserError
@@ -22,7 +21,7 @@ from tests.aws.world import ACCOUNT
 _TYPES = "sagemaker:InstanceTypes"
 
 
-def quiet(_: StackEvent) -> None: ...
+def quiet(_: str) -> None: ...
 
 
 def made(file_system: bool = False) -> TrainingResources:

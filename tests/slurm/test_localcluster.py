@@ -55,7 +55,7 @@ def test_several_started_at_once_have_their_own_ports_and_jobs(slurm_installed: 
     clusters = [LocalCluster(tmp_path / name) for name in "abc"]
     try:
         with ThreadPoolExecutor() as pool:
-            assert all(pool.map(lambda cluster: cluster.up(nodes=1, bound_to_parent=True), clusters))
+            assert all(pool.map(lambda cluster: cluster.up(nodes=1, bound_to=os.getpid()), clusters))
         ports = [port for cluster in clusters for port in cluster.status().ports]
         assert len(set(ports)) == 6
         jobs = {run(cluster, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true") for cluster in clusters}
@@ -77,7 +77,7 @@ def test_any_directory_name_will_do(slurm_installed: None, tmp_path: Path) -> No
     directory = tmp_path / "a, b=c # ü" / ("long" * 30)
     cluster = LocalCluster(directory)
     try:
-        cluster.up(bound_to_parent=True)
+        cluster.up(bound_to=os.getpid())
         assert run(cluster, "srun", "-N2", "echo", "here") == "here\nhere\n"
         assert (directory / "logs" / "slurmd.node2.log").stat().st_size > 0
     finally:
@@ -194,7 +194,7 @@ def test_binding_to_a_dead_process_is_refused(own: LocalCluster) -> None:
     ended = start_python("")
     ended.wait()
     with pytest.raises(UserError, match=f"no process {ended.pid}"):
-        own.up(bound_to_pid=ended.pid)
+        own.up(bound_to=ended.pid)
 
 
 def test_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,10 +101,10 @@ def test_runtime_directory_removed_ends_the_cluster(own: LocalCluster) -> None:
 
 def test_bound_cluster_ends_with_its_killed_starter(own: LocalCluster) -> None:
     code = """if True:
-        import sys, time
+        import os, sys, time
         from pathlib import Path
         from hyperpod_ft.localcluster import LocalCluster
-        LocalCluster(Path(sys.argv[1])).up(bound_to_parent=True)
+        LocalCluster(Path(sys.argv[1])).up(bound_to=os.getpid())
         time.sleep(300)"""
     starter = start_python(code, own.directory)
     wait_for(lambda: (own.status().running and own.status().nodes[1].state == "idle") or starter.poll())

@@ -4,6 +4,7 @@ The stage itself is replaced by a few lines where what is tested is the script: 
 """
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -105,7 +106,7 @@ if os.environ["RANK"] == "0":
 @pytest.fixture(scope="module")
 def three_nodes(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     cluster = LocalCluster(tmp_path_factory.mktemp("three"))
-    cluster.up(nodes=3, cpus=4, bound_to_parent=True)
+    cluster.up(nodes=3, cpus=4, bound_to=os.getpid())
     yield cluster
     cluster.down()
 

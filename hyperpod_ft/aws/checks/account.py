@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from hyperpod_ft.aws.session import explain, explained
+from hyperpod_ft.aws.session import explain, explained, paged
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
@@ -108,12 +108,9 @@ class Account:
     def instance_types(self) -> dict[str, dict[str, Any]]:
         """EC2's descriptions of the instance types, by SageMaker's name, if offered in this region."""
         names = sorted({instances.instance_type for instances in self.place.instances})
-        pages = (
-            self.clients["ec2"]
-            .get_paginator("describe_instance_types")
-            .paginate(Filters=[{"Name": "instance-type", "Values": [ec2_type(name) for name in names]}])
-        )
-        return {f"ml.{found['InstanceType']}": found for page in pages for found in page["InstanceTypes"]}
+        wanted = [{"Name": "instance-type", "Values": [ec2_type(name) for name in names]}]
+        found = paged(self.clients["ec2"], "describe_instance_types", "InstanceTypes", Filters=wanted)
+        return {f"ml.{one['InstanceType']}": one for one in found}
 
     def subnet(self) -> dict[str, Any] | None:
         """The subnet; None if it does not exist."""
@@ -124,12 +121,8 @@ class Account:
 
     def security_groups(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         """The security groups among `ids` that exist."""
-        pages = (
-            self.clients["ec2"]
-            .get_paginator("describe_security_groups")
-            .paginate(Filters=[{"Name": "group-id", "Values": list(ids)}])
-        )
-        return [group for page in pages for group in page["SecurityGroups"]]
+        wanted = [{"Name": "group-id", "Values": list(ids)}]
+        return list(paged(self.clients["ec2"], "describe_security_groups", "SecurityGroups", Filters=wanted))
 
 
 Checked = TypeVar("Checked", bound=Account)

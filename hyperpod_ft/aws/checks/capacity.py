@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hyperpod_ft.aws.checks.account import Account, Instances
-from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.session import answer_or_none, paged
 from hyperpod_ft.findings import Finding, error, warning
 
 
@@ -24,11 +24,10 @@ def training_plans(given: Account, target: str) -> Iterator[Finding]:
 def _plan(given: Account, arn: str, users: Sequence[Instances], target: str) -> Iterator[Finding]:
     client, name = given.clients["sagemaker"], arn.rpartition("/")[2]
     field = users[0].plan_key
-    try:
-        plan = client.describe_training_plan(TrainingPlanName=name)
-    except client.exceptions.ClientError as problem:
-        if error_code(problem) not in ("ResourceNotFound", "ValidationException"):
-            raise
+    plan = answer_or_none(
+        client.describe_training_plan, "ResourceNotFound", "ValidationException", TrainingPlanName=name
+    )
+    if plan is None:
         yield error(field, f"no training plan {name} in {given.place.region}", "correct the ARN")
         return
     if plan["Status"] == "Scheduled":
@@ -86,6 +85,5 @@ def limits_of(client: Any, service: str) -> dict[str, dict[str, Any]]:
     """Quotas by name: the account's values, or else AWS's defaults. `client`: boto3's for service-quotas."""
     found = {}
     for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
-        for page in client.get_paginator(operation).paginate(ServiceCode=service):
-            found.update({quota["QuotaName"]: quota for quota in page["Quotas"]})
+        found.update({quota["QuotaName"]: quota for quota in paged(client, operation, "Quotas", ServiceCode=service)})
     return found

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.session import answer_or_none
 from hyperpod_ft.findings import Finding, error, warning
 
 _ECR_IMAGE = re.compile(
@@ -27,12 +27,10 @@ def missing(ecr: Any, region: str, uris: Iterable[str], key: str) -> list[Findin
             continue
         image = {"imageTag": parts[4]} if parts[4] else {} if parts[5] else {"imageTag": "latest"}
         image |= {"imageDigest": parts[5]} if parts[5] else {}
-        try:
-            answer = ecr.batch_get_image(registryId=parts[1], repositoryName=parts[3], imageIds=[image])
-        except ecr.exceptions.ClientError as problem:
-            if error_code(problem) not in _ABSENT:
-                raise
-            answer = {"images": []}
+        found = answer_or_none(
+            ecr.batch_get_image, *_ABSENT, registryId=parts[1], repositoryName=parts[3], imageIds=[image]
+        )
+        answer = found or {"images": []}
         failure = next(iter(answer.get("failures", ())), {"failureCode": _ABSENT[0]})
         if answer["images"]:
             continue

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ft.aws.checks.account import Account
+from hyperpod_ft.aws.session import answer_or_none
 from hyperpod_ft.findings import Finding, error, warning
 
 _SERVICE = "sagemaker.amazonaws.com"
@@ -31,10 +32,10 @@ def assumable(iam: Any, arn: str, account_id: str, key: str) -> list[Finding]:
         return [
             error(key, f"{arn} is in account {of}, your credentials in {account_id}", "name a role of your account")
         ]
-    try:
-        found = iam.get_role(RoleName=_name(arn))["Role"]
-    except iam.exceptions.NoSuchEntityException:
+    answer = answer_or_none(iam.get_role, "NoSuchEntity", RoleName=_name(arn))
+    if answer is None:
         return [error(key, f"no role {_name(arn)} in account {account_id}", "correct the ARN")]
+    found = answer["Role"]
     if found["Arn"] != arn:
         return [error(key, f"the role {_name(arn)} is {found['Arn']}, not {arn}", "correct the ARN")]
     if any(_trusts_sagemaker(statement) for statement in _statements(found["AssumeRolePolicyDocument"])):

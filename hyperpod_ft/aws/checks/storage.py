@@ -6,7 +6,7 @@ from typing import Any
 
 from hyperpod_ft.aws.checks.account import Account
 from hyperpod_ft.aws.s3 import buckets
-from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.session import answer_or_none, error_code
 from hyperpod_ft.findings import Finding, error, warning
 
 # "File system access control with Amazon VPC", FSx for Lustre user guide
@@ -16,12 +16,10 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 def file_system(given: Account) -> list[Finding]:
     """The file system is Lustre, available, in the subnet's VPC and zone, and reachable from the nodes."""
     fsx, (key, fsx_id) = given.clients["fsx"], given.place.file_system
-    try:
-        (found,) = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"]
-    except fsx.exceptions.ClientError as problem:
-        if error_code(problem) == "FileSystemNotFound":
-            return [error(key, f"no file system {fsx_id} in {given.place.region}", "correct the id")]
-        raise
+    answer = answer_or_none(fsx.describe_file_systems, "FileSystemNotFound", FileSystemIds=[fsx_id])
+    if answer is None:
+        return [error(key, f"no file system {fsx_id} in {given.place.region}", "correct the id")]
+    (found,) = answer["FileSystems"]
     if found["FileSystemType"] != "LUSTRE":
         return [error(key, f"{fsx_id} is {found['FileSystemType']}, not LUSTRE", "name an FSx for Lustre file system")]
     findings = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from hyperpod_ft.aws.session import error_code, explained
+from hyperpod_ft.aws.session import answer_or_none, explained
 from hyperpod_ft.errors import UserError
 
 DIGEST = "xxh3-128"  # the key of an object's metadata that holds the XXH3 (128 bits) of its content, as hex
@@ -116,13 +116,8 @@ def entries_named(client: Any, location: Location, names: Iterable[str]) -> dict
 
 def exists(client: Any, location: Location, name: str) -> bool:
     """Whether an object of this name is there. Raises botocore's errors."""
-    try:
-        client.head_object(Bucket=location.bucket, Key=location.key(name))
-    except client.exceptions.ClientError as error:
-        if error_code(error) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
-            return False
-        raise
-    return True
+    absent = ("404", "NoSuchKey", "NoSuchBucket", "NotFound")
+    return answer_or_none(client.head_object, *absent, Bucket=location.bucket, Key=location.key(name)) is not None
 
 
 def digest_of(client: Any, bucket: str, entry: Entry) -> str:
@@ -142,16 +137,10 @@ _MAX_KEYS = 1000  # of one DeleteObjects
 
 def read(client: Any, url: str, name: str) -> bytes | None:
     """The content of an object, or None if it does not exist."""
-    from botocore.exceptions import ClientError  # noqa: PLC0415 - boto3 belongs to an extra
-
     location = Location.of(url)
     with explained_s3(url, "read"):
-        try:
-            content: bytes = client.get_object(Bucket=location.bucket, Key=location.key(name))["Body"].read()
-        except ClientError as error:
-            if error_code(error) == "NoSuchKey":
-                return None
-            raise
+        answer = answer_or_none(client.get_object, "NoSuchKey", Bucket=location.bucket, Key=location.key(name))
+        content: bytes | None = answer["Body"].read() if answer else None
     return content
 
 

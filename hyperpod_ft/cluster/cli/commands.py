@@ -2,27 +2,21 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hyperpod_ft.cli.doctor import Report
 from hyperpod_ft.cli.init import copy_example
-from hyperpod_ft.cli.options import Confirm, Json, Profile, command_group, interruptible, require_name
+from hyperpod_ft.cli.options import Confirm, Json, Profile, Yes, command_group, interruptible, require_name, require_yes
 from hyperpod_ft.cli.output import tables
-from hyperpod_ft.cluster.cli import maintain, observe
+from hyperpod_ft.cluster.cli import maintain
 from hyperpod_ft.cluster.cli import show as show_cluster
-from hyperpod_ft.cluster.cli.arguments import (
-    CONTINUES,
-    DEFAULT_FILE,
-    Cluster,
-    File,
-    NoWait,
-    Overrides,
-    Region,
-    Timeout,
-    find,
-)
-from hyperpod_ft.errors import ConfigError
+from hyperpod_ft.cluster.cli.arguments import CONTINUES, DEFAULT_FILE, File, NoWait, Overrides, Timeout, command
+from hyperpod_ft.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.cluster.access import ClusterAccess
 
 app = typer.Typer(
     name="cluster",
@@ -116,7 +110,7 @@ def create(
     config = cluster_config.load(file, overrides or ())
     reference = cluster_config.ClusterReference(config.name, config.region, config, str(file))
     access = ClusterAccess.of(reference, profile, tables.progress)
-    with interruptible(CONTINUES):
+    with access.explained(), interruptible(CONTINUES):
         cluster = creation.create(access, config, None if no_wait else timeout)
     if cluster is None:
         print(f"Not waiting. Check it with: hyperpod-ft cluster status {file}")
@@ -124,60 +118,51 @@ def create(
         show_cluster.created(config, cluster, file)
 
 
-@app.command()
+@command(app)
 def status(
-    cluster: Cluster = str(DEFAULT_FILE),
+    access: "ClusterAccess",
     nodes: Annotated[bool, typer.Option("--nodes", help="List every node with its state, instead of groups.")] = False,
     as_json: Json = False,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """Show a cluster and its groups or nodes; exit code 1 if the cluster or a node has failed."""
     from hyperpod_ft.cluster import inspection
 
-    access = find(cluster, region, profile)
     raise typer.Exit(show_cluster.status(inspection.status(access), as_json, nodes=nodes))
 
 
-@app.command()
+@command(app)
 def events(
-    cluster: Cluster = str(DEFAULT_FILE),
+    access: "ClusterAccess",
     group: Annotated[str | None, typer.Option("--group", help="Only events of this instance group.")] = None,
     node: Annotated[str | None, typer.Option("--node", help="Only events of this instance id or host name.")] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many, the newest.")] = 50,
     as_json: Json = False,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
     from hyperpod_ft.cluster import inspection
 
-    access = find(cluster, region, profile)
     found = inspection.newest_events(access, group, node, count)
     show_cluster.events(found, as_json)
 
 
-@app.command()
+@command(app, report=show_cluster.print_to_stderr)
 def logs(
-    cluster: Cluster = str(DEFAULT_FILE),
+    access: "ClusterAccess",
     node: Annotated[
         str | None, typer.Option("--node", help="Instance id or host name. Default: the node that wrote last.")
     ] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more lines.")] = False,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
     from hyperpod_ft.cluster import inspection
 
-    access = find(cluster, region, profile, show_cluster.print_to_stderr)
     for line in inspection.lifecycle_log(access, node, follow):
         print(line, flush=follow)
 
 
-@app.command("ssh")
+@command(app, "ssh")
 def ssh_command(
-    cluster: Cluster = str(DEFAULT_FILE),
+    access: "ClusterAccess",
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Run this instead of a shell.")
     ] = None,
@@ -203,15 +188,12 @@ def ssh_command(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Write and print the ssh configuration for other programs.")
     ] = False,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """Log in to a node through SSM (docs/cluster-day-two.md)."""
     from hyperpod_ft.cluster import access as cluster_access
     from hyperpod_ft.cluster.ssh import connect as ssh
     from hyperpod_ft.cluster.ssh.connect import IMAGE_USER
 
-    access = find(cluster, region, profile)
     user = user or (IMAGE_USER if ssm else cluster_access.login_user(access, identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
     route = cluster_access.ssh_route(access, request)
@@ -227,16 +209,14 @@ def ssh_command(
         )
 
 
-@app.command()
+@command(app)
 def delete(
-    cluster: Cluster = str(DEFAULT_FILE),
+    access: "ClusterAccess",
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Also the file system and the bucket, with their data.")
     ] = False,
     confirm: Confirm = None,
     timeout: Timeout = 60.0,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """Delete the cluster and everything that costs money except the data; with --delete-data also the data.
 
@@ -244,7 +224,6 @@ def delete(
     """
     from hyperpod_ft.cluster import maintenance
 
-    access = find(cluster, region, profile)
     what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
     print(f"This deletes cluster {access.name}, {what}.")
     require_name(access.name, confirm)
@@ -253,5 +232,40 @@ def delete(
     show_cluster.remains(left, access.name, access.region)
 
 
+@command(app)
+def observability(
+    access: "ClusterAccess",
+    install: Annotated[bool, typer.Option("--install", help="Install it, or change its settings.")] = False,
+    settings: Annotated[
+        str | None, typer.Option("--settings", metavar="JSON", help="With --install: its settings, a JSON object.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove it; metrics that were sent are kept.")] = False,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Show, install or remove HyperPod's observability extension: metrics of nodes, accelerators and Slurm."""
+    from hyperpod_ft.cluster import observability as extension
+
+    if (install and remove) or (settings is not None and not install):
+        raise UserError("observability: --install, with or without --settings, or --remove", "pass one of them")
+    wait = None if no_wait else timeout
+    with interruptible(CONTINUES):
+        if install:
+            extension.install(access, settings, wait)
+        elif remove:
+            require_yes("Remove the observability extension from every node?", yes)
+            extension.remove(access, wait)
+    show_cluster.extension(extension.installed(access), as_json)
+
+
+@command(app)
+def doctor(access: "ClusterAccess", report: Report = None, as_json: Json = False) -> None:
+    """Check a cluster from outside: its state, quotas, and with a cluster file all that `validate` checks."""
+    from hyperpod_ft.cluster import doctor as checks
+
+    tables.conclude(checks.cluster(access), report, as_json)
+
+
 app.add_typer(maintain.app)
-app.add_typer(observe.app)

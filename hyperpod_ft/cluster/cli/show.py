@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster, Node
     from hyperpod_ft.cluster.hyperpod.events import Event
     from hyperpod_ft.cluster.inspection import ClusterOverview
+    from hyperpod_ft.cluster.observability import Extension
     from hyperpod_ft.cluster.plans import Offer
     from hyperpod_ft.cluster.stack.stack import Remaining
 
@@ -158,3 +159,15 @@ def created(config: ClusterConfig, cluster: HyperPodCluster, file: Path) -> None
     )
     print(f"Instances cost money until: hyperpod-ft cluster delete {file}")
     print(f"File system and bucket until: hyperpod-ft cluster delete {file} --delete-data")
+
+
+def extension(installed: Extension | None, as_json: bool) -> None:
+    if as_json:
+        tables.print_json(installed and asdict(installed))
+    elif installed is None:
+        print("not installed")
+    else:
+        print(f"{installed.version}  {installed.status}  {installed.active} of {installed.total} nodes")
+        for line in (*installed.issues, installed.settings):
+            if line:
+                print(line)

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.session import answer_or_none, error_code, paged
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.errors import UserError, did_you_mean
 
@@ -44,8 +44,8 @@ def list_nodes(client: Any, cluster: str) -> list[Node]:
     Includes nodes that have no instance yet. Reads all pages without a filter: InstanceGroupNameContains matches parts
     of names.
     """
-    pages = client.get_paginator("list_cluster_nodes").paginate(ClusterName=cluster, IncludeNodeLogicalIds=True)
-    found = [_node(summary) for page in pages for summary in page["ClusterNodeSummaries"]]
+    wanted = {"ClusterName": cluster, "IncludeNodeLogicalIds": True}
+    found = map(_node, paged(client, "list_cluster_nodes", "ClusterNodeSummaries", **wanted))
     return sorted(found, key=lambda node: (node.group, node.launched, node.instance_id))
 
 
@@ -121,13 +121,7 @@ class HyperPodCluster:
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
     """DescribeCluster's answer; None if no cluster has this name."""
-    try:
-        described: dict[str, Any] = client.describe_cluster(ClusterName=name)
-    except client.exceptions.ClientError as error:
-        if error_code(error) == "ResourceNotFound":
-            return None
-        raise
-    return described
+    return answer_or_none(client.describe_cluster, "ResourceNotFound", ClusterName=name)
 
 
 def find(client: Any, name: str) -> HyperPodCluster | None:
@@ -140,11 +134,7 @@ def require(client: Any, name: str) -> HyperPodCluster:
     """The cluster. Raises UserError if no cluster has this name."""
     if cluster := find(client, name):
         return cluster
-    names = [
-        summary["ClusterName"]
-        for page in client.get_paginator("list_clusters").paginate()
-        for summary in page["ClusterSummaries"]
-    ]
+    names = [summary["ClusterName"] for summary in paged(client, "list_clusters", "ClusterSummaries")]
     known = f"existing: {', '.join(sorted(names))}" if names else "there are no clusters"
     region = client.meta.region_name
     raise UserError(

@@ -5,7 +5,7 @@ CloudFormation does not delete it (DeletionPolicy of the template). Deleting wha
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.session import Session, answer_or_none
 from hyperpod_ft.aws.stacks import DEADLINE_SECONDS, POLL_SECONDS
 from hyperpod_ft.cluster.sections import Existing
 from hyperpod_ft.errors import UserError
@@ -44,35 +44,28 @@ def of_existing(existing: Existing, session: Session) -> ClusterResources:
 
 @dataclass(frozen=True)
 class FsxFileSystem:
-    """FSx for Lustre; AWS charges for `gib` at a rate that depends on `throughput` (MB/s for each TiB)."""
+    """FSx for Lustre; AWS charges for its size."""
 
     id: str
     gib: int
-    throughput: int
-    lifecycle: str  # CREATING, AVAILABLE, MISCONFIGURED, UPDATING, DELETING, FAILED
 
 
 def measure_filesystem(session: Session, fsx_id: str) -> FsxFileSystem | None:
     """The size of a file system; None if it no longer exists, or `fsx_id` is empty."""
-    found = _describe(session, fsx_id) if fsx_id else None
-    if found is None:
-        return None
-    lustre = found["LustreConfiguration"]
-    return FsxFileSystem(
-        fsx_id, int(found["StorageCapacity"]), int(lustre["PerUnitStorageThroughput"]), found["Lifecycle"]
-    )
+    found = _describe(session, fsx_id)
+    return FsxFileSystem(fsx_id, int(found["StorageCapacity"])) if found else None
 
 
 def is_kept(session: Session, fsx_id: str) -> bool:
     """Whether a file system exists and is not being deleted."""
-    found = measure_filesystem(session, fsx_id)
-    return found is not None and found.lifecycle != "DELETING"
+    found = _describe(session, fsx_id)
+    return found is not None and found["Lifecycle"] != "DELETING"
 
 
 def delete_filesystem(session: Session, fsx_id: str) -> None:
     """Delete it and wait: until it is deleted, its network interfaces keep the subnet in use."""
     for waited in polls(POLL_SECONDS):
-        found = _describe(session, fsx_id) if fsx_id else None
+        found = _describe(session, fsx_id)
         if found is None:
             return
         if found["Lifecycle"] != "DELETING":
@@ -82,9 +75,9 @@ def delete_filesystem(session: Session, fsx_id: str) -> None:
 
 
 def _describe(session: Session, fsx_id: str) -> dict[str, Any] | None:
-    fsx = session.client("fsx")
-    try:
-        found: dict[str, Any] = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"][0]
-    except fsx.exceptions.FileSystemNotFound:
+    """FSx's answer; None if it no longer exists, or `fsx_id` is empty."""
+    if not fsx_id:
         return None
-    return found
+    describe = session.client("fsx").describe_file_systems
+    found = answer_or_none(describe, "FileSystemNotFound", FileSystemIds=[fsx_id])
+    return found["FileSystems"][0] if found else None

@@ -15,8 +15,8 @@ from typing import Any
 
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
-from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.stacks import KitStack, OnStackEvent, StackEvent, describe, outputs, parameters
+from hyperpod_ft.aws.session import Session, explained, paged
+from hyperpod_ft.aws.stacks import KitStack, describe, outputs, parameters
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.stack.resources import (
     ClusterResources,
@@ -26,6 +26,7 @@ from hyperpod_ft.cluster.stack.resources import (
     measure_filesystem,
 )
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.shipped import shipped
 
 # After a failed creation CloudFormation can only delete the stack; its resources hold no data yet.
@@ -36,7 +37,6 @@ _NEVER_CREATED = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVI
 class Remaining:
     """Resources that still exist and cost money; empty or None for those that do not."""
 
-    stack: str = ""
     filesystem: FsxFileSystem | None = None
     bucket: Bucket | None = None
     nat_gateway_id: str = ""
@@ -48,18 +48,14 @@ def template() -> str:
     return (shipped("templates") / "cluster" / "stack.yaml").read_text()
 
 
-def _silent(_: StackEvent) -> None:
-    pass
-
-
-def deploy(session: Session, config: ClusterConfig, progress: OnStackEvent = _silent) -> ClusterResources:
+def deploy(session: Session, config: ClusterConfig, report: PrintLine = print) -> ClusterResources:
     """Create the stack, or update it to this cluster file and this template, and wait. Succeeds if nothing changes.
 
     Raises UserError if AWS refuses or a resource fails; names the first one that failed, and what to do.
     """
     with explained(f"stack {config.stack_name}"):
         client = session.client("cloudformation")
-        found = kit_stack(client, config.stack_name, progress).deploy(template(), _parameters(config), config.tags)
+        found = kit_stack(client, config.stack_name, report).deploy(template(), _parameters(config), config.tags)
         if not is_kept(session, outputs(found)["FsxId"]):
             raise UserError(
                 f"stack {config.stack_name}: its file system was deleted, by hand or by an interrupted delete",
@@ -68,7 +64,7 @@ def deploy(session: Session, config: ClusterConfig, progress: OnStackEvent = _si
         return _cluster_resources(found)
 
 
-def kit_stack(client: Any, name: str, progress: OnStackEvent = _silent) -> KitStack:
+def kit_stack(client: Any, name: str, report: PrintLine = print) -> KitStack:
     """A cluster's stack. `client`: CloudFormation's."""
     return KitStack(
         client,
@@ -77,7 +73,7 @@ def kit_stack(client: Any, name: str, progress: OnStackEvent = _silent) -> KitSt
         "choose another name for the cluster",
         delete_command="hyperpod-ft cluster delete",
         delete_again="hyperpod-ft cluster delete --delete-data",
-        progress=progress,
+        report=report,
     )
 
 
@@ -88,7 +84,7 @@ def subnet_id(config: ClusterConfig, client: Any) -> str:
     return outputs(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
 
 
-def delete(session: Session, name: str, progress: OnStackEvent = _silent, *, delete_data: bool = False) -> Remaining:
+def delete(session: Session, name: str, report: PrintLine = print, *, delete_data: bool = False) -> Remaining:
     """Remove what costs money except the data; with `delete_data` everything, irrevocably. Returns what remains.
 
     The caller has deleted the cluster, so nothing uses the file system and the bucket. A stack whose creation failed is
@@ -96,7 +92,7 @@ def delete(session: Session, name: str, progress: OnStackEvent = _silent, *, del
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = kit_stack(client, name, progress)
+        stack = kit_stack(client, name, report)
         found = stack.find()
         if found is None:
             return Remaining()
@@ -119,7 +115,6 @@ def remains(session: Session, name: str) -> Remaining:
             return Remaining()
         resources = _resources(client, stack)
         return Remaining(
-            name,
             measure_filesystem(session, resources.get("FileSystem", "")),
             buckets.measure(session.client("s3"), resources.get("Bucket", "")),
             resources.get("Nat", ""),
@@ -160,13 +155,11 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
 
     A stack that was deleted without this kit no longer lists its file system and bucket; the outputs still name them.
     """
-    pages = client.get_paginator("list_stack_resources")
     found = outputs(stack)
     kept = {"FileSystem": found.get("FsxId", ""), "Bucket": found.get("Bucket", "")}
     return kept | {
         resource["LogicalResourceId"]: resource["PhysicalResourceId"]
-        for page in pages.paginate(StackName=stack["StackId"])
-        for resource in page["StackResourceSummaries"]
+        for resource in paged(client, "list_stack_resources", "StackResourceSummaries", StackName=stack["StackId"])
         if resource.get("PhysicalResourceId") and resource["ResourceStatus"] != "DELETE_COMPLETE"
     }
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hyperpod_ft.aws.session import answer_or_none, paged
 from hyperpod_ft.cluster.sections import AccountingDatabase
 from hyperpod_ft.cluster.validation.check_input import CheckInput
 from hyperpod_ft.findings import Finding, error, warning
@@ -19,9 +20,8 @@ def database(given: CheckInput) -> list[Finding]:
 
 def _secret(given: CheckInput, wanted: AccountingDatabase) -> list[Finding]:
     client, key = given.clients["secretsmanager"], f"{DATABASE}.secret_arn"
-    try:
-        found = client.describe_secret(SecretId=wanted.secret_arn)
-    except client.exceptions.ResourceNotFoundException:
+    found = answer_or_none(client.describe_secret, "ResourceNotFoundException", SecretId=wanted.secret_arn)
+    if found is None:
         return [error(key, f"no secret {wanted.secret_arn}", "list them: aws secretsmanager list-secrets")]
     if "DeletedDate" in found:
         restore = f"aws secretsmanager restore-secret --secret-id {wanted.secret_arn}"
@@ -54,12 +54,10 @@ def _server(given: CheckInput, wanted: AccountingDatabase) -> list[Finding]:
 def _servers(client: Any) -> dict[str, tuple[str, int, str]]:
     """Engine, port and status of the databases of RDS, by endpoint."""
     found = {}
-    for page in client.get_paginator("describe_db_instances").paginate():
-        for one in page["DBInstances"]:
-            if address := one.get("Endpoint"):  # it has none while it is created
-                found[address["Address"].lower()] = (one["Engine"], address["Port"], one["DBInstanceStatus"])
-    for page in client.get_paginator("describe_db_clusters").paginate():
-        for one in page["DBClusters"]:
-            if address := one.get("Endpoint"):
-                found[address.lower()] = (one["Engine"], one["Port"], one["Status"])
+    for one in paged(client, "describe_db_instances", "DBInstances"):
+        if address := one.get("Endpoint"):  # it has none while it is created
+            found[address["Address"].lower()] = (one["Engine"], address["Port"], one["DBInstanceStatus"])
+    for one in paged(client, "describe_db_clusters", "DBClusters"):
+        if address := one.get("Endpoint"):
+            found[address.lower()] = (one["Engine"], one["Port"], one["Status"])
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 from hyperpod_ft.aws.checks import account, capacity
 from hyperpod_ft.aws.checks.account import ec2_type
+from hyperpod_ft.aws.session import paged
 from hyperpod_ft.cluster.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.cluster.sections import Workers
 from hyperpod_ft.cluster.validation.check_input import ZONE, CheckInput
@@ -44,15 +45,12 @@ def zone(given: CheckInput) -> Iterator[Finding]:
 
 
 def _zones_with(given: CheckInput, instance_type: str) -> list[str]:
-    pages = (
-        given.clients["ec2"]
-        .get_paginator("describe_instance_type_offerings")
-        .paginate(
-            LocationType="availability-zone-id",
-            Filters=[{"Name": "instance-type", "Values": [ec2_type(instance_type)]}],
-        )
-    )
-    return sorted(offer["Location"] for page in pages for offer in page["InstanceTypeOfferings"])
+    wanted = {
+        "LocationType": "availability-zone-id",
+        "Filters": [{"Name": "instance-type", "Values": [ec2_type(instance_type)]}],
+    }
+    offers = paged(given.clients["ec2"], "describe_instance_type_offerings", "InstanceTypeOfferings", **wanted)
+    return sorted(offer["Location"] for offer in offers)
 
 
 def threads(given: CheckInput) -> Iterator[Finding]:
@@ -147,10 +145,9 @@ def _used_by_others(given: CheckInput) -> Counter[str]:
     """Instances of all other clusters in the region, by type: the larger of current and target counts."""
     client = given.clients["sagemaker"]
     used: Counter[str] = Counter()
-    for page in client.get_paginator("list_clusters").paginate():
-        for summary in page["ClusterSummaries"]:
-            if summary["ClusterName"] != given.config.name:
-                for group in client.describe_cluster(ClusterName=summary["ClusterName"]).get("InstanceGroups", []):
-                    count = max(group.get("CurrentCount", 0), group.get("TargetCount", 0))
-                    used[group.get("InstanceType", "")] += count
+    for summary in paged(client, "list_clusters", "ClusterSummaries"):
+        if summary["ClusterName"] != given.config.name:
+            for group in client.describe_cluster(ClusterName=summary["ClusterName"]).get("InstanceGroups", []):
+                count = max(group.get("CurrentCount", 0), group.get("TargetCount", 0))
+                used[group.get("InstanceType", "")] += count
     return used

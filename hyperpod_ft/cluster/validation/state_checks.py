@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.session import answer_or_none
 from hyperpod_ft.aws.stacks import parameters
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import api
@@ -59,14 +59,11 @@ def keys(given: CheckInput) -> Iterator[Finding]:
     """The keys exist, are enabled, and encrypt symmetrically, as EBS, FSx and S3 require."""
     kms = given.clients["kms"]
     for key, arn in given.config.kms_keys.given.items():
-        try:
-            found = kms.describe_key(KeyId=arn)["KeyMetadata"]
-        except kms.exceptions.ClientError as problem:
-            if error_code(problem) != "NotFoundException":
-                raise
+        answer = answer_or_none(kms.describe_key, "NotFoundException", KeyId=arn)
+        if answer is None:
             yield error(key, f"no key {arn}", "correct the ARN: aws kms list-keys")
             continue
-        kind, state = found["KeySpec"], found["KeyState"]
+        kind, state = answer["KeyMetadata"]["KeySpec"], answer["KeyMetadata"]["KeyState"]
         if kind != "SYMMETRIC_DEFAULT":
             yield error(key, f"{arn} is a key of kind {kind}", "name a symmetric key")
         elif state != "Enabled":

@@ -40,19 +40,13 @@ def setup(
 
     Prints the section for the run file. Safe to run again: an existing stack is updated.
     """
-    from hyperpod_ft.aws.stacks import reporter
     from hyperpod_ft.sagemaker import resources as training_resources
 
     if print_template:
         print(training_resources.template(), end="")
         return
-    made = training_resources.deploy(
-        _session(region, profile),
-        reporter(name, tables.progress),
-        name=name,
-        file_system=file_system,
-        mail=mail,
-    )
+    session = _session(region, profile)
+    made = training_resources.deploy(session, tables.progress, name=name, file_system=file_system, mail=mail)
     if mail:
         print(f"AWS asks {mail} to confirm. Mails cost what SNS bills: https://aws.amazon.com/sns/pricing/")
     print("For the run file:\n")
@@ -96,19 +90,14 @@ def delete(
     profile: Profile = None,
 ) -> None:
     """Delete the role, and with --delete-data the bucket. Prints what still costs money."""
-    from hyperpod_ft.aws.stacks import reporter
     from hyperpod_ft.progress import format_bytes
     from hyperpod_ft.sagemaker import resources as training_resources
 
     what = "and its bucket with all data" if delete_data else "but not its bucket"
     print(f"This deletes stack {name}, {what}.")
     require_name(name, confirm)
-    left = training_resources.delete(
-        _session(region, profile),
-        reporter(name, tables.progress),
-        name=name,
-        delete_data=delete_data,
-    )
+    session = _session(region, profile)
+    left = training_resources.delete(session, tables.progress, name=name, delete_data=delete_data)
     if left:
         print(f"Kept, and billed by its size: s3://{left.name} ({format_bytes(left.bytes)})")
         print(f"To delete it with its data, irrevocably: aws s3 rb --force s3://{left.name}")

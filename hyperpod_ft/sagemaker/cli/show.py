@@ -26,7 +26,7 @@ def piece(text: str) -> None:
 
 def preview(deployment: "Deployment", price: float | None) -> None:
     """What will be made, how it fits, and what it costs."""
-    target, bundle = deployment.target, deployment.bundle
+    target, bundle = deployment.target, deployment.target.bundle
     settings, fit = target.settings, target.fit
     print(f"Endpoint {target.name} in {target.region}: {settings.instances} x ml.{settings.instance_type}")
     print(f"Model: {settings.model}, {format_bytes(bundle.nbytes)}, {_source(deployment)}")
@@ -43,22 +43,23 @@ def preview(deployment: "Deployment", price: float | None) -> None:
 
 
 def _source(deployment: "Deployment") -> str:
-    stored = deployment.bundle.stored
+    stored = deployment.target.bundle.stored
     if stored is not None:
-        return f"{'read' if deployment.target.bundle == stored else 'copied'} from the run's store, {stored}"
+        return f"{'read' if deployment.target.url == stored else 'copied'} from the run's store, {stored}"
     return f"uploaded from {deployment.run.paths.directory}"
 
 
 def requests(deployment: "Deployment") -> None:
     """The files and the requests of a dry run."""
-    from hyperpod_ft.sagemaker.endpoint.endpoint_request import CODE
+    from hyperpod_ft.sagemaker.endpoint.bundle import CODE
 
-    for part in deployment.bundle.parts:
-        below = "/".join(filter(None, (deployment.target.bundle, part.prefix)))
+    bundle, url = deployment.target.bundle, deployment.target.url
+    for part in bundle.parts:
+        below = "/".join(filter(None, (url, part.prefix)))
         for file in part.files:
             print(f"upload {below}/{file.relative_to(part.root).as_posix()}  {format_bytes(file.stat().st_size)}")
-    if deployment.bundle.code:
-        print(f"upload {deployment.target.bundle}/{CODE}  the kit's code")
+    if bundle.code:
+        print(f"upload {url}/{CODE}  the kit's code")
     print_requests(deployment.requests.in_order())
 
 
@@ -88,7 +89,7 @@ def deployed(deployment: "Deployment", proof: "Proof") -> int:
 def registration(deployment: "Deployment", made: "Registration") -> None:
     """What will be registered, and what it costs."""
     print(f"A version of model package group {made.name} in {deployment.target.region}")
-    print(f"Costs: S3 bills its copy of the model, {format_bytes(deployment.bundle.nbytes)}, in {made.files}/")
+    print(f"Costs: S3 bills its copy of the model, {format_bytes(deployment.target.bundle.nbytes)}, in {made.files}/")
 
 
 def registered(arn: str, made: "Registration", region: str) -> None:

@@ -193,7 +193,9 @@ def run_stage(host: ContainerHost, commands: ContainerCommands, stop: Stop, stag
     """Run a stage with what it needs from the store; returns 0 if it has left its record, else an exit status."""
     commands.before(stage)
     with commands.during(stage):
-        script, status = run_script(host, stage, stop)
+        log = job_files.log(host.run_directory, stage, host.parameters.job)
+        script = Script(job_files.script(host.run_directory, stage), stage, {}, log=log)
+        status = script.wait(stop)
     if commands.is_done(stage):
         return 0
     write_failure_reason(script.error or f"{stage}: exit status {status}: {script.last_line}")
@@ -205,13 +207,6 @@ def leave_exit_status(host: ContainerHost, stage: str, status: int) -> None:
     marker = job_files.exit_marker(host.run_directory, stage, host.parameters.job)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(f"{status}\n", encoding="utf-8")
-
-
-def run_script(host: ContainerHost, stage: str, stop: Stop) -> tuple[Script, int]:
-    """Run a stage's script; it, and its exit status."""
-    log = job_files.log(host.run_directory, stage, host.parameters.job)
-    script = Script(job_files.script(host.run_directory, stage), stage, {}, log=log)
-    return script, script.wait(stop)
 
 
 def run_as_other(host: ContainerHost, commands: ContainerCommands, stop: Stop) -> int:

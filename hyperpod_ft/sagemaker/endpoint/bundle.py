@@ -24,11 +24,13 @@ from hyperpod_ft.launch import snapshot
 from hyperpod_ft.planning.model_shape import attention_heads, model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.endpoint.endpoint_request import ADAPTER_DIRECTORY
 from hyperpod_ft.sagemaker.endpoint.fit import ServedModel
 from hyperpod_ft.sagemaker.section import store_of, store_url
 from hyperpod_ft.sagemaker.store.sync import is_here
 
+ADAPTER_DIRECTORY = "adapters/tuned"  # in a bundle with the base model
+CODE = "hyperpod_ft.zip"  # in a bundle for container `kit`
+_SAFETENSORS = ".safetensors"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _MODEL_CONFIG = ("config.json", "generation_config.json")
 
@@ -44,10 +46,11 @@ class BundleFiles:
 
 @dataclass(frozen=True)
 class Bundle:
-    """`version` names the content: fingerprint and record of the stage that made it. `dtype` is vLLM's --dtype.
+    """`version` names the content: fingerprint and record of the stage that made it, since a run's store has the newest
+    model at the same place. `dtype` is vLLM's --dtype. `lora_rank`: if the base model is served with the adapter.
 
     `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
-    `code`: the kit's own is beside the model, as `endpoint_request.CODE`.
+    `code`: the kit's own is beside the model, as `CODE`.
     """
 
     parts: tuple[BundleFiles, ...]
@@ -78,23 +81,26 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
     config = read_config(run.paths.tuned_model)
     record = run.journal.record(run.plan.model_stage)
     assert record is not None, "a stage that is done has one"
-    version = _version(record)
-    weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
+    weights = [output for output in record.outputs if output.path.endswith(_SAFETENSORS)]
     here = all(is_here(run.paths, record, output) for output in weights)
-    if settings.model == "adapter":
-        if not here:
-            raise UserError("deploy.model: base model and adapter are in the run's store only", "set it to merged")
-        return _with_adapter(run, config, version)
-    parts = (_part(run.paths.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),) if here else ()
-    kit = settings.container_kind == "kit"
+    adapter, kit = settings.model == "adapter", settings.container_kind == "kit"
+    if adapter and not here:
+        raise UserError("deploy.model: base model and adapter are in the run's store only", "set it to merged")
+    parts: tuple[BundleFiles, ...] = ()
+    if here:
+        parts = _with_adapter(run) if adapter else (_part(run.paths.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),)
+    files = [(file.name, file.stat().st_size) for part in parts for file in part.files]
+    sizes = files or [(output.path, output.size) for output in record.outputs]
+    kind = "adapter-" if adapter else f"kit-{snapshot.digest()[:6]}-" if kit else ""
     return Bundle(
         parts=parts,
-        nbytes=_size(parts) if here else sum(output.size for output in record.outputs),
-        version=f"kit-{snapshot.digest()[:6]}-{version}" if kit else version,
-        served=_served(config, sum(output.size for output in weights), kit=kit),
+        nbytes=sum(size for _, size in sizes),
+        version=f"{kind}{_version(record)}",
+        served=_served(config, sum(size for name, size in sizes if name.endswith(_SAFETENSORS)), kit=kit),
         dtype=_dtype(config),
         chat=has_chat_template(run.paths.tuned_model),
         answers=answer_format.of_model(run.paths.tuned_model),
+        lora_rank=run.config.lora.r if adapter else None,
         stored=None if here else store_url(run, run.paths.tuned_model),
         code=kit,
     )
@@ -106,7 +112,7 @@ def _version(record: Record) -> str:
     return f"{record.fingerprint[:12]}-{text_sha256(json.dumps(made))[:6]}"
 
 
-def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
+def _with_adapter(run: Run) -> tuple[BundleFiles, ...]:
     """The base model with the tuned model's tokenizer and chat template, and the adapter."""
     if not (run.paths.adapter / lora_config.CONFIG).is_file():
         raise UserError(
@@ -117,31 +123,16 @@ def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
             f"{run.paths.adapter}: vLLM is not known to serve adapters with target_parameters",
             "set deploy.model to merged",
         )
-    parts = (
+    return (
         _part(run.paths.base_model, (*_MODEL_CONFIG, *_WEIGHTS)),
         _part(run.paths.tuned_model, TOKENIZER),
         _part(run.paths.adapter, ("adapter_config.json", "adapter_model.safetensors"), ADAPTER_DIRECTORY),
-    )
-    weights = sum(file.stat().st_size for part in parts for file in part.files if file.suffix == ".safetensors")
-    return Bundle(
-        parts=parts,
-        nbytes=_size(parts),
-        version=f"adapter-{version}",
-        served=_served(config, weights),
-        dtype=_dtype(config),
-        chat=has_chat_template(run.paths.tuned_model),
-        answers=answer_format.of_model(run.paths.tuned_model),
-        lora_rank=run.config.lora.r,
     )
 
 
 def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> BundleFiles:
     files = {file for pattern in patterns for file in root.glob(pattern) if file.is_file()}
     return BundleFiles(root, tuple(sorted(files)), prefix)
-
-
-def _size(parts: tuple[BundleFiles, ...]) -> int:
-    return sum(file.stat().st_size for part in parts for file in part.files)
 
 
 def _served(config: Mapping[str, Any], weights: int, *, kit: bool = False) -> ServedModel:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,10 +19,10 @@ from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
-from hyperpod_ft.sagemaker.endpoint.bundle import Bundle
+from hyperpod_ft.sagemaker.endpoint.bundle import CODE, Bundle
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix
-from hyperpod_ft.sagemaker.endpoint.endpoint_request import CODE, component_name, model_name, startup_seconds
-from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, FAILED, Endpoints
+from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name, model_name, startup_seconds
+from hyperpod_ft.sagemaker.endpoint.endpoints import COMPONENT, CONFIG, DELETING, ENDPOINT, FAILED, MODEL
 from hyperpod_ft.sagemaker.endpoint.invoking import invoke
 from hyperpod_ft.sagemaker.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
 from hyperpod_ft.sagemaker.endpoint.remove import remove
@@ -36,139 +35,130 @@ _QUESTIONS_AT_ONCE = 8
 _QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
 
 
-@dataclass(frozen=True)
-class Creation:
-    """Creates a planned endpoint, waits for it and compares its answers."""
+def create(deployment: Deployment, watch: EndpointWatch, *, keep: bool) -> Proof:
+    """Create a planned endpoint, wait for it and compare its answers with the recorded ones.
 
-    deployment: Deployment
-    watch: EndpointWatch
+    Raises UserError if it cannot be created. If its container fails, everything is deleted first, unless `keep`;
+    after any other error, what was created is kept, and the error says so.
+    """
+    check_bucket(watch.session.client("s3"), deployment.target.url, deployment.target.region)
+    exists = _exists(deployment, watch)
+    with _kept(deployment):
+        if not exists:
+            _create(deployment, watch)
+        try:
+            _wait(deployment, watch)
+            return _prove(deployment, watch)
+        except EndpointFailedError as error:
+            _show_log(deployment.run, watch)
+            if keep:
+                raise
+            remove(watch, bundle_prefix(deployment.run))
+            failed = error
+    raise UserError(
+        f"{failed.problem}; everything created for it has been deleted", "fix what its log shows, then deploy again"
+    ) from failed
 
-    def run(self, *, keep: bool) -> Proof:
-        """The endpoint's answers beside the recorded ones.
 
-        Raises UserError if it cannot be created. If its container fails, everything is deleted first, unless `keep`;
-        after any other error, what was created is kept, and the error says so.
-        """
-        check_bucket(self._s3, self.deployment.target.bundle, self.deployment.target.region)
-        exists = self._exists()
-        with self._kept():
-            if not exists:
-                self._create()
-            try:
-                self._wait()
-                return self._prove()
-            except EndpointFailedError as error:
-                self._show_log()
-                if keep:
-                    raise
-                remove(self.watch, bundle_prefix(self.deployment.run))
-                failed = error
+@contextmanager
+def _kept(deployment: Deployment) -> Iterator[None]:
+    """Adds to every error that what was created is kept, and how to delete it: instances are billed by the hour."""
+    try:
+        with explained(f"endpoint {deployment.target.name}", {"ResourceLimitExceeded": _QUOTA}):
+            yield
+    except UserError as error:
+        delete = f"to delete it: {deployment.delete_command}"
         raise UserError(
-            f"{failed.problem}; everything created for it has been deleted", "fix what its log shows, then deploy again"
-        ) from failed
+            f"{error.problem}; what was created is kept and may cost money",
+            f"{error.remedy}; {delete}" if error.remedy else delete,
+        ) from error
 
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Adds to every error that what was created is kept, and how to delete it: instances are billed by the hour."""
-        try:
-            with explained(f"endpoint {self.watch.name}", {"ResourceLimitExceeded": _QUOTA}):
-                yield
-        except UserError as error:
-            delete = f"to delete it: {self.deployment.delete_command}"
-            raise UserError(
-                f"{error.problem}; what was created is kept and may cost money",
-                f"{error.remedy}; {delete}" if error.remedy else delete,
-            ) from error
 
-    def _exists(self) -> bool:
-        """Whether the endpoint is there, as planned. One that has failed is deleted: it cannot be repaired."""
-        name, report = self.watch.name, self.watch.report
-        endpoint, component = self._endpoints.find(name), self._endpoints.component(name)
-        if endpoint is None:
-            return False
-        if endpoint.status in (FAILED, DELETING) or (component is not None and component.status in (FAILED, DELETING)):
-            report(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
-            remove(self.watch, keep_bundle=True)
-            return False
-        if endpoint.config != self.deployment.requests.config["EndpointConfigName"]:
-            raise UserError(
-                f"endpoint {name} exists with other settings or an earlier model of the run,"
-                f" on {endpoint.instance_type or 'another type'}",
-                f"hyperpod-ft deploy delete {name}, then deploy again",
-            )
-        report(f"endpoint {name} already exists")
-        return True
+def _exists(deployment: Deployment, watch: EndpointWatch) -> bool:
+    """Whether the endpoint is there, as planned. One that has failed is deleted: it cannot be repaired."""
+    name, report = watch.name, watch.report
+    endpoint, component = watch.endpoints.find(name), watch.endpoints.component(name)
+    if endpoint is None:
+        return False
+    if endpoint.status in (FAILED, DELETING) or (component is not None and component.status in (FAILED, DELETING)):
+        report(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
+        remove(watch, keep_bundle=True)
+        return False
+    if endpoint.config != deployment.requests.config["EndpointConfigName"]:
+        raise UserError(
+            f"endpoint {name} exists with other settings or an earlier model of the run,"
+            f" on {endpoint.instance_type or 'another type'}",
+            f"hyperpod-ft deploy delete {name}, then deploy again",
+        )
+    report(f"endpoint {name} already exists")
+    return True
 
-    def _create(self) -> None:
-        bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
-        place(self._s3, self.deployment.run, bundle, target.bundle, self.watch.report)
-        self._endpoints.create_model(requests.model)
-        self._endpoints.create_config(requests.config)
-        self._endpoints.create_endpoint(requests.endpoint)
 
-    def _wait(self) -> None:
-        target, component = self.deployment.target, self.deployment.requests.component
-        seconds = _START_SECONDS + startup_seconds(target.settings)
-        self.watch.until_endpoint(seconds)
-        if component is not None:
-            self._endpoints.create_component(component)
-            self.watch.until_component(seconds)
-            scaling.apply(
-                self.watch.session.client("application-autoscaling"),
-                self.watch.session.client("cloudwatch"),
-                component_name(target.name),
-                target.settings.instances,
-            )
+def _create(deployment: Deployment, watch: EndpointWatch) -> None:
+    target, requests = deployment.target, deployment.requests
+    place(watch.session.client("s3"), deployment.run, target.bundle, target.url, watch.report)
+    watch.endpoints.create(MODEL, requests.model)
+    watch.endpoints.create(CONFIG, requests.config)
+    watch.endpoints.create(ENDPOINT, requests.endpoint)
 
-    def _show_log(self) -> None:
-        """Print the end of the container's log, and keep all of it with the run; or say why it cannot be read."""
-        path = self.deployment.run.paths.logs / "endpoint.log"
-        try:
-            with explained("the container's log"):
-                lines = list(waiting.lines(self.watch.session.client("logs"), self.watch.log_group(), follow=False))
-        except UserError as error:
-            self.watch.report(str(error))
-            return
-        publish.write_text(path, "".join(f"{line}\n" for line in lines))
-        self.watch.report(f"--- the container's log, last {min(len(lines), _LOG_LINES)} of {len(lines)} lines ({path})")
-        for line in lines[-_LOG_LINES:]:
-            self.watch.report(printable(line, keep="\t"))
-        self.watch.report("---")
 
-    def _prove(self) -> Proof:
-        """Ask the endpoint the run's own prompts; the result is kept in the run directory."""
-        run, target, recorded = self.deployment.run, self.deployment.target, self.deployment.recorded
-        component = component_name(target.name) if self.deployment.requests.component else None
-        client = self.watch.session.client("sagemaker-runtime")
-        served = model_name(target.settings)
+def _wait(deployment: Deployment, watch: EndpointWatch) -> None:
+    target, component = deployment.target, deployment.requests.component
+    seconds = _START_SECONDS + startup_seconds(target.settings)
+    watch.until_in_service(ENDPOINT, watch.endpoints.find, seconds)
+    if component is not None:
+        watch.endpoints.create(COMPONENT, component)
+        watch.until_in_service(COMPONENT, watch.endpoints.component, seconds)
+        scaling.apply(
+            watch.session.client("application-autoscaling"),
+            watch.session.client("cloudwatch"),
+            component_name(target.name),
+            target.settings.instances,
+        )
 
-        def ask(sample: RecordedAnswers) -> ComparedAnswer:
-            request = completion_request(sample, served, run.config.generate.max_new_tokens)
-            return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
 
-        # the kit's server answers one on each GPU, and SageMaker's patience includes the wait for a GPU
-        at_once = (target.fit.instance.ranks or 1) if self.deployment.bundle.code else _QUESTIONS_AT_ONCE
-        self.watch.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}, {at_once} at a time")
-        with ThreadPoolExecutor(at_once) as pool:
-            proof = Proof(tuple(pool.map(ask, recorded)))
-        about = {
-            "endpoint": target.name,
-            "region": target.region,
-            "instance_type": target.settings.instance_type,
-            "image": self.deployment.requests.model["PrimaryContainer"]["Image"],
-            "asked_at": utc_now(),
-            "model": chain.model_digest(run.journal),
-        }
-        publish.write_json(run.paths.endpoint_proof, about | proof.as_dict())
-        return proof
+def _show_log(run: Run, watch: EndpointWatch) -> None:
+    """Print the end of the container's log, and keep all of it with the run; or say why it cannot be read."""
+    path = run.paths.logs / "endpoint.log"
+    try:
+        with explained("the container's log"):
+            lines = list(waiting.lines(watch.session.client("logs"), watch.log_group(), follow=False))
+    except UserError as error:
+        watch.report(str(error))
+        return
+    publish.write_text(path, "".join(f"{line}\n" for line in lines))
+    watch.report(f"--- the container's log, last {min(len(lines), _LOG_LINES)} of {len(lines)} lines ({path})")
+    for line in lines[-_LOG_LINES:]:
+        watch.report(printable(line, keep="\t"))
+    watch.report("---")
 
-    @property
-    def _endpoints(self) -> Endpoints:
-        return self.watch.endpoints
 
-    @property
-    def _s3(self) -> Any:
-        return self.watch.session.client("s3")
+def _prove(deployment: Deployment, watch: EndpointWatch) -> Proof:
+    """Ask the endpoint the run's own prompts; the result is kept in the run directory."""
+    run, target, recorded = deployment.run, deployment.target, deployment.recorded
+    component = component_name(target.name) if deployment.requests.component else None
+    client = watch.session.client("sagemaker-runtime")
+    served = model_name(target.settings)
+
+    def ask(sample: RecordedAnswers) -> ComparedAnswer:
+        request = completion_request(sample, served, run.config.generate.max_new_tokens)
+        return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
+
+    # the kit's server answers one on each GPU, and SageMaker's patience includes the wait for a GPU
+    at_once = (target.fit.instance.ranks or 1) if target.bundle.code else _QUESTIONS_AT_ONCE
+    watch.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}, {at_once} at a time")
+    with ThreadPoolExecutor(at_once) as pool:
+        proof = Proof(tuple(pool.map(ask, recorded)))
+    about = {
+        "endpoint": target.name,
+        "region": target.region,
+        "instance_type": target.settings.instance_type,
+        "image": deployment.requests.model["PrimaryContainer"]["Image"],
+        "asked_at": utc_now(),
+        "model": chain.model_digest(run.journal),
+    }
+    publish.write_json(run.paths.endpoint_proof, about | proof.as_dict())
+    return proof
 
 
 def check_bucket(s3: Any, url: str, wanted: str) -> None:

@@ -26,11 +26,10 @@ _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Deployment:
-    """What `deploy` creates for a run: its target, files and requests."""
+    """What `deploy` creates for a run: its target and requests."""
 
     run: Run
     target: Target
-    bundle: Bundle
     requests: Requests
     recorded: tuple[RecordedAnswers, ...]  # with which the endpoint's are compared
 
@@ -108,20 +107,16 @@ def deployment(run: Run, region: str) -> Deployment:
         run=run.paths.full_name,
         region=region,
         role=role,
-        bundle=bundle.stored if bundle.stored and not bundle.code else _bundle_url(run, bundle),
-        version=bundle.version,
-        bundle_bytes=bundle.nbytes,
+        bundle=bundle,
+        url=bundle.stored if bundle.stored and not bundle.code else _bundle_url(run, bundle),
         settings=settings,
         fit=found,
-        dtype=bundle.dtype,
-        answers=bundle.answers,
-        lora_rank=bundle.lora_rank,
     )
     made = requests(target)
     for operation, request in made.in_order():
         for violation in check_request("sagemaker", operation, request):
             raise UserError(f"{operation}: {violation.path}: {violation.problem}", "correct section deploy")
-    return Deployment(run, target, bundle, made, _recorded(run.paths))
+    return Deployment(run, target, made, _recorded(run.paths))
 
 
 def _recorded(paths: RunPaths) -> tuple[RecordedAnswers, ...]:

@@ -11,17 +11,15 @@ from typing import Any
 
 from hyperpod_ft.config.instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.sections.sagemaker import Deploy
-from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import max_lora_rank
+from hyperpod_ft.sagemaker.endpoint.bundle import ADAPTER_DIRECTORY, CODE, Bundle
 from hyperpod_ft.sagemaker.endpoint.fit import MEMORY_SHARE, ServingFit
 from hyperpod_ft.sagemaker.images import IMAGES, image_uri
 from hyperpod_ft.sagemaker.section import RUN_TAG
 
 MODEL_DIRECTORY = "/opt/ml/model"  # where SageMaker puts the bundle
-ADAPTER_DIRECTORY = "adapters/tuned"  # in a bundle with the base model
-CODE = "hyperpod_ft.zip"  # in a bundle for container `kit`
 VARIANT = "AllTraffic"
 _DOWNLOAD_SECONDS = 3600  # the most that SageMaker allows
 _STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60, "kit": 20}
@@ -31,21 +29,16 @@ _MAX_VOLUME_GB = 512
 
 @dataclass(frozen=True)
 class Target:
-    """What is deployed where. `bundle`: the S3 prefix of the files, without a slash at its end; `version`: which these
-    are, since a run's store has the newest model at the same place."""
+    """What is deployed where. `url`: the S3 prefix of the bundle's files, without a slash at its end."""
 
     name: str  # of the endpoint
     run: str  # name/id
     region: str
     role: str
-    bundle: str
-    version: str
-    bundle_bytes: int
+    bundle: Bundle
+    url: str
     settings: Deploy
     fit: ServingFit
-    dtype: str  # vLLM's --dtype
-    answers: AnswerFormat
-    lora_rank: int | None = None  # if the base model is served with the adapter
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ def requests(target: Target) -> Requests:
                 "Image": target.settings.image or image_uri(target.settings.container_kind, target.region),
                 "ModelDataSource": {
                     "S3DataSource": {
-                        "S3Uri": f"{target.bundle}/",
+                        "S3Uri": f"{target.url}/",
                         "S3DataType": "S3Prefix",
                         "CompressionType": "None",
                     }
@@ -84,7 +77,7 @@ def requests(target: Target) -> Requests:
             "ExecutionRoleArn": target.role,
             "Tags": tags,
         },
-        target.version,
+        target.bundle.version,
     )
     config = _named(
         "EndpointConfigName",
@@ -130,7 +123,7 @@ def environment(target: Target) -> dict[str, str]:
         return {
             "HF_MODEL_ID": MODEL_DIRECTORY,
             "HF_HUB_OFFLINE": "1",
-            "OPTION_DTYPE": target.dtype,  # LMI's own default is fp16
+            "OPTION_DTYPE": target.bundle.dtype,  # LMI's own default is fp16
             "OPTION_TENSOR_PARALLEL_DEGREE": degree,
             "OPTION_MAX_MODEL_LEN": length,
             "OPTION_MAX_ROLLING_BATCH_SIZE": concurrency,
@@ -140,8 +133,8 @@ def environment(target: Target) -> dict[str, str]:
         }
     made = {
         "SM_VLLM_MODEL": MODEL_DIRECTORY,
-        "SM_VLLM_SERVED_MODEL_NAME": TUNED if target.lora_rank is None else BASE,
-        "SM_VLLM_DTYPE": target.dtype,
+        "SM_VLLM_SERVED_MODEL_NAME": TUNED if target.bundle.lora_rank is None else BASE,
+        "SM_VLLM_DTYPE": target.bundle.dtype,
         "SM_VLLM_TENSOR_PARALLEL_SIZE": degree,
         "SM_VLLM_MAX_MODEL_LEN": length,
         "SM_VLLM_MAX_NUM_SEQS": concurrency,
@@ -150,18 +143,18 @@ def environment(target: Target) -> dict[str, str]:
         "STANDARD_AUTO_INSTALL_REQ": "false",  # never install a requirements.txt that a bundle might hold
         **_answer_options("SM_VLLM_", target),
     }
-    if target.lora_rank is None:
+    if target.bundle.lora_rank is None:
         return made
     return made | {
         "SM_VLLM_ENABLE_LORA": "true",
-        "SM_VLLM_MAX_LORA_RANK": str(max_lora_rank(target.lora_rank)),
+        "SM_VLLM_MAX_LORA_RANK": str(max_lora_rank(target.bundle.lora_rank)),
         "SM_VLLM_LORA_MODULES": f"{TUNED}={MODEL_DIRECTORY}/{ADAPTER_DIRECTORY}",
     }
 
 
 def _answer_options(prefix: str, target: Target) -> dict[str, str]:
     """What makes the server read tool calls and reasoning in the answers."""
-    options = target.answers.vllm_options
+    options = target.bundle.answers.vllm_options
     return {prefix + option.upper().replace("-", "_"): value for option, value in options.items()}
 
 
@@ -190,7 +183,7 @@ def _variant(target: Target, model: str) -> dict[str, Any]:
     }
     if not ENDPOINT_INSTANCES[settings.instance_type].nvme:
         # the model, what is compiled from it, and 64 GB for the image
-        made["VolumeSizeInGB"] = min(_MAX_VOLUME_GB, 64 + math.ceil(3 * target.bundle_bytes / 1e9))
+        made["VolumeSizeInGB"] = min(_MAX_VOLUME_GB, 64 + math.ceil(3 * target.bundle.nbytes / 1e9))
     if not settings.scale_to_zero:
         return made | {"ModelName": model, **_patience(settings)}
     return made | {

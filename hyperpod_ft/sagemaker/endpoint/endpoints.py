@@ -8,9 +8,9 @@ configurations stand for their content.
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from hyperpod_ft.aws.session import error_code, error_message
+from hyperpod_ft.aws.session import error_code, error_message, paged
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine, polls
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
@@ -20,6 +20,20 @@ IN_SERVICE, CREATING, FAILED, DELETING = "InService", "Creating", "Failed", "Del
 # SageMaker's APIs are eventually consistent: a configuration that was just created may not be found yet.
 _CONSISTENT_SECONDS = 30.0
 _PAUSE_SECONDS = 1.0
+
+
+class Kind(NamedTuple):
+    """A kind of SageMaker's resources: in words, in the names of boto3's methods, and the field of its name."""
+
+    words: str
+    noun: str
+    key: str
+
+
+MODEL = Kind("model", "model", "ModelName")
+CONFIG = Kind("configuration", "endpoint_config", "EndpointConfigName")
+ENDPOINT = Kind("endpoint", "endpoint", "EndpointName")
+COMPONENT = Kind("inference component", "inference_component", "InferenceComponentName")
 
 
 @dataclass(frozen=True)
@@ -54,10 +68,10 @@ class Endpoints:
     report: PrintLine
 
     def find(self, name: str) -> Endpoint | None:
-        described = _found(self.client.describe_endpoint, EndpointName=name)
+        described = self._describe(ENDPOINT, name)
         if described is None:
             return None
-        config = _found(self.client.describe_endpoint_config, EndpointConfigName=described["EndpointConfigName"])
+        config = self._describe(CONFIG, described["EndpointConfigName"])
         variant = config["ProductionVariants"][0] if config else {}
         running = described.get("ProductionVariants", [{}])[0].get("CurrentInstanceCount", 0)
         return Endpoint(
@@ -79,7 +93,7 @@ class Endpoints:
     def component(self, endpoint: str) -> Component | None:
         """The endpoint's inference component, if it has one."""
         name = component_name(endpoint)
-        described = _found(self.client.describe_inference_component, InferenceComponentName=name)
+        described = self._describe(COMPONENT, name)
         if described is None:
             return None
         return Component(
@@ -94,27 +108,13 @@ class Endpoints:
         found = self.component(endpoint)
         return found.name if found else None
 
-    def create_model(self, request: dict[str, Any]) -> None:
-        if _found(self.client.describe_model, ModelName=request["ModelName"]) is None:
-            self._create("model", self.client.create_model, request, request["ModelName"])
-
-    def create_config(self, request: dict[str, Any]) -> None:
-        name = request["EndpointConfigName"]
-        if _found(self.client.describe_endpoint_config, EndpointConfigName=name) is None:
-            self._create("configuration", self.client.create_endpoint_config, request, name)
-
-    def create_endpoint(self, request: dict[str, Any]) -> None:
-        self._create("endpoint", self.client.create_endpoint, request, request["EndpointName"])
-
-    def create_component(self, request: dict[str, Any]) -> None:
-        name = request["InferenceComponentName"]
-        if _found(self.client.describe_inference_component, InferenceComponentName=name) is None:
-            self._create("inference component", self.client.create_inference_component, request, name)
-
-    def _create(self, kind: str, create: Callable[..., Any], request: dict[str, Any], name: str) -> None:
+    def create(self, kind: Kind, request: dict[str, Any]) -> None:
+        name = request[kind.key]
+        if self._describe(kind, name) is not None:
+            return
         for waited in polls(_PAUSE_SECONDS):
             try:
-                create(**request)
+                getattr(self.client, f"create_{kind.noun}")(**request)
             except self.client.exceptions.ClientError as error:
                 message = error_message(error)
                 if "already existing" in message or "already exists" in message:
@@ -122,38 +122,30 @@ class Endpoints:
                 if "Could not find" not in message or waited >= _CONSISTENT_SECONDS:
                     raise
             else:
-                self.report(f"created {kind} {name}")
+                self.report(f"created {kind.words} {name}")
                 return
 
-    def models(self, endpoint: str) -> list[str]:
-        """Names of the models that were made for an endpoint."""
-        return self._names("list_models", "Models", "Model", endpoint)
-
-    def configs(self, endpoint: str) -> list[str]:
-        """Names of the configurations that were made for an endpoint."""
-        return self._names("list_endpoint_configs", "EndpointConfigs", "EndpointConfig", endpoint)
-
-    def _names(self, operation: str, entries: str, kind: str, endpoint: str) -> list[str]:
-        pages = self.client.get_paginator(operation).paginate(NameContains=f"{endpoint}-")
-        found = {entry[f"{kind}Name"]: entry[f"{kind}Arn"] for page in pages for entry in page[entries]}
+    def names(self, kind: Kind, endpoint: str) -> list[str]:
+        """Names of the models or configurations that were made for an endpoint."""
+        listed = kind.key.removesuffix("Name")
+        entries = paged(self.client, f"list_{kind.noun}s", f"{listed}s", NameContains=f"{endpoint}-")
+        found = {entry[kind.key]: entry[f"{listed}Arn"] for entry in entries}
         # others may have given such a name to what is theirs
         return [name for name, arn in found.items() if name.startswith(f"{endpoint}-") and self.run_of(arn)]
 
+    def container(self, model: str) -> dict[str, Any]:
+        """The container of a model; empty when the model does not exist."""
+        found: dict[str, Any] = (self._describe(MODEL, model) or {}).get("PrimaryContainer", {})
+        return found
+
     def bundle(self, model: str) -> str:
         """The S3 prefix of a model's files, with a slash at its end; empty when it has none."""
-        described = _found(self.client.describe_model, ModelName=model) or {}
-        source = described.get("PrimaryContainer", {}).get("ModelDataSource", {}).get("S3DataSource", {})
-        return str(source.get("S3Uri", ""))
-
-    def server_variables(self, model: str) -> dict[str, str]:
-        """The variables of a model's container."""
-        described = _found(self.client.describe_model, ModelName=model) or {}
-        return dict(described.get("PrimaryContainer", {}).get("Environment", {}))
+        return str(self.container(model).get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", ""))
 
     def all_names(self) -> list[str]:
         """Every endpoint of the account in the region, newest first."""
-        pages = self.client.get_paginator("list_endpoints").paginate(SortBy="CreationTime", SortOrder="Descending")
-        return [entry["EndpointName"] for page in pages for entry in page["Endpoints"]]
+        entries = paged(self.client, "list_endpoints", "Endpoints", SortBy="CreationTime", SortOrder="Descending")
+        return [entry["EndpointName"] for entry in entries]
 
     def run_of(self, arn: str) -> str:
         """The run, name/id, that a resource's tag names; empty when the kit did not make it, or it does not exist."""
@@ -161,28 +153,16 @@ class Endpoints:
         tags = {tag["Key"]: tag["Value"] for tag in listed.get("Tags", [])}
         return str(tags.get(RUN_TAG, ""))
 
-    def delete_endpoint(self, name: str) -> None:
-        """Does nothing if SageMaker refuses, because the endpoint is still being created or changed."""
-        self._delete(self.client.delete_endpoint, EndpointName=name)
-
-    def delete_component(self, endpoint: str) -> None:
-        """Does nothing if SageMaker refuses, because the component is still being created or changed."""
-        self._delete(self.client.delete_inference_component, InferenceComponentName=component_name(endpoint))
-
-    def _delete(self, delete: Callable[..., Any], **name: str) -> None:
+    def delete(self, kind: Kind, name: str) -> None:
+        """Does nothing if SageMaker refuses, because an endpoint or component is still being created or changed."""
         try:
-            _found(delete, **name)
+            _found(getattr(self.client, f"delete_{kind.noun}"), **{kind.key: name})
         except self.client.exceptions.ClientError as error:
-            if error_code(error) != "ValidationException":
+            if kind in (MODEL, CONFIG) or error_code(error) != "ValidationException":
                 raise
 
-    def delete_config(self, name: str) -> None:
-        _found(self.client.delete_endpoint_config, EndpointConfigName=name)
-        self.report(f"deleted configuration {name}")
-
-    def delete_model(self, name: str) -> None:
-        _found(self.client.delete_model, ModelName=name)
-        self.report(f"deleted model {name}")
+    def _describe(self, kind: Kind, name: str) -> dict[str, Any] | None:
+        return _found(getattr(self.client, f"describe_{kind.noun}"), **{kind.key: name})
 
 
 def _found(call: Callable[..., Any], **arguments: str) -> dict[str, Any] | None:

@@ -13,22 +13,24 @@ from hyperpod_ft.aws.checks.account import looked_at
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.findings import Finding, error, warning
+from hyperpod_ft.findings import Finding, error, refuse_errors, warning
 from hyperpod_ft.launch.finished import TUNED
 from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint import invoking, waiting
 from hyperpod_ft.sagemaker.endpoint.bundle import small_files_in_store
-from hyperpod_ft.sagemaker.endpoint.creation import Creation
+from hyperpod_ft.sagemaker.endpoint.creation import create
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target
-from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints
+from hyperpod_ft.sagemaker.endpoint.endpoints import MODEL, Endpoint, Endpoints
 from hyperpod_ft.sagemaker.endpoint.invoking import stream
 from hyperpod_ft.sagemaker.endpoint.proof import Proof
 from hyperpod_ft.sagemaker.endpoint.registry import Registration, register
 from hyperpod_ft.sagemaker.endpoint.remove import remove
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
 from hyperpod_ft.sagemaker.section import store_of
+
+_PRICES_REGION = "us-east-1"  # one of the few in which the Price List API is offered
 
 
 @dataclass(frozen=True)
@@ -76,23 +78,28 @@ class EndpointOperations:
 
     def check(self, planned: Deployment) -> None:
         """Say what could not be checked in the account. Raises UserError for what AWS would refuse."""
-        found = _findings(planned, self.session)
-        for finding in found:
-            if finding.verdict == "warning":
-                self.report(str(finding))
-        if errors := [finding for finding in found if finding.verdict == "error"]:
-            for finding in errors[1:]:
-                self.report(str(finding))
-            raise UserError(f"{errors[0].name}: {errors[0].found}", errors[0].remedy)
+        refuse_errors(_findings(planned, self.session), self.report)
 
     def price(self, instance_type: str) -> float | None:
-        return price_per_hour(self.session, instance_type, self.region)
+        """US dollars for an hour of one instance, on demand, without discounts, taxes, storage and transfer.
+
+        None when AWS's Price List gives none.
+        """
+        filters = {"regionCode": self.region, "instanceName": f"ml.{instance_type}"}
+        wanted = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
+        try:
+            with explained("price"):
+                client = Session(_PRICES_REGION, self.session.profile).client("pricing")
+                pages = client.get_paginator("get_products").paginate(ServiceCode="AmazonSageMaker", Filters=wanted)
+                return hosting_price(json.loads(text) for page in pages for text in page["PriceList"])
+        except UserError:
+            return None  # without permission or network, the commands say that the price is unknown
 
     def deploy(self, deployment: Deployment, *, keep: bool) -> Proof:
-        """Create the endpoint, wait for it, and send it the run's prompts: see `Creation`. Safe to repeat."""
+        """Create the endpoint, wait for it, and send it the run's prompts: see `create`. Safe to repeat."""
         name = deployment.target.name
         with self._explained(name):
-            return Creation(deployment, self._watch(name)).run(keep=keep)
+            return create(deployment, self._watch(name), keep=keep)
 
     def register(self, planned: Deployment, made: Registration) -> str:
         """The ARN of the run's model in the Model Registry. Safe to repeat."""
@@ -112,8 +119,8 @@ class EndpointOperations:
         with self._explained(name):
             self._endpoints.require(name)
             component = self._endpoints.name_of_component(name)
-            models = self._endpoints.models(name)
-            variables = self._endpoints.server_variables(models[0]) if models else {}
+            models = self._endpoints.names(MODEL, name)
+            variables = self._endpoints.container(models[0]).get("Environment", {}) if models else {}
             request: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0}
             request |= {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
             if any(key.startswith("SM_VLLM_") for key in variables):
@@ -193,31 +200,6 @@ def _role(target: Target, session: Session) -> list[Finding]:
 def _image(planned: Deployment, session: Session) -> list[Finding]:
     uri = planned.requests.model["PrimaryContainer"]["Image"]
     return images.missing(session.client("ecr"), planned.target.region, [uri], _IMAGE)
-
-
-_REGION = "us-east-1"  # one of the few in which the Price List API is offered
-
-
-def price_per_hour(session: Session, instance_type: str, region: str) -> float | None:
-    """US dollars for an hour of one instance of an endpoint, on demand, without discounts, taxes, storage and transfer.
-
-    None when AWS's Price List gives none.
-    """
-    filters = {"regionCode": region, "instanceName": f"ml.{instance_type}"}
-    try:
-        with explained("price"):
-            pages = (
-                Session(_REGION, session.profile)
-                .client("pricing")
-                .get_paginator("get_products")
-                .paginate(
-                    ServiceCode="AmazonSageMaker",
-                    Filters=[{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()],
-                )
-            )
-            return hosting_price(json.loads(text) for page in pages for text in page["PriceList"])
-    except UserError:
-        return None  # without permission or network, the commands say that the price is unknown
 
 
 def hosting_price(products: Iterable[dict[str, Any]]) -> float | None:

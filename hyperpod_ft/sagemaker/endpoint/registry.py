@@ -45,7 +45,7 @@ def registration(planned: Deployment, group: str | None) -> Registration:
     run, properties = planned.run, _properties(planned.run)
     name = group or slug(run.config, _MAX_GROUP_LENGTH)
     container = copy.deepcopy(planned.requests.model["PrimaryContainer"])
-    content = text_sha256(json.dumps([planned.bundle.version, container, properties]))[:12]
+    content = text_sha256(json.dumps([planned.target.bundle.version, container, properties]))[:12]
     files = f"{bundle_prefix(run, 'registry')}{content}"
     container["ModelDataSource"]["S3DataSource"]["S3Uri"] = f"{files}/"
     package = {
@@ -79,7 +79,7 @@ def register(sagemaker: Any, s3: Any, planned: Deployment, made: Registration, r
                 report(f"the model is in group {made.name} already")
                 return str(one["ModelPackageArn"])
     check_bucket(s3, made.files, planned.target.region)
-    place(s3, planned.run, planned.bundle, made.files, report)
+    place(s3, planned.run, planned.target.bundle, made.files, report)
     if made.name not in names:
         sagemaker.create_model_package_group(**made.group)
     return str(sagemaker.create_model_package(**made.package)["ModelPackageArn"])

@@ -8,7 +8,7 @@ from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
-from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoints
+from hyperpod_ft.sagemaker.endpoint.endpoints import COMPONENT, CONFIG, ENDPOINT, MODEL, Endpoints
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
 from hyperpod_ft.sagemaker.section import RUN_TAG
 
@@ -21,18 +21,19 @@ def remove(watch: EndpointWatch, bundle: str | None = None, *, keep_bundle: bool
     """
     endpoints, name, client = watch.endpoints, watch.name, watch.session.client
     _require_tags(endpoints, name)
-    models, configs = endpoints.models(name), endpoints.configs(name)
+    models, configs = endpoints.names(MODEL, name), endpoints.names(CONFIG, name)
     endpoint = endpoints.find(name)
     component = endpoints.component(name)
     if component is not None:
         scaling.remove(client("application-autoscaling"), client("cloudwatch"), component.name)
-        watch.until_gone(endpoints.component, endpoints.delete_component, "inference component")
+        watch.until_gone(COMPONENT, endpoints.component)
         watch.report(f"deleted inference component {component.name}")
     if endpoint is not None:
-        watch.until_gone(endpoints.find, endpoints.delete_endpoint, "endpoint")
+        watch.until_gone(ENDPOINT, endpoints.find)
         watch.report(f"deleted endpoint {name}")
     for config in configs:
-        endpoints.delete_config(config)
+        endpoints.delete(CONFIG, config)
+        watch.report(f"deleted configuration {config}")
     removed = 0
     if not keep_bundle:
         for url in sorted({bundle or "", *map(endpoints.bundle, models)} - {""}):
@@ -41,17 +42,18 @@ def remove(watch: EndpointWatch, bundle: str | None = None, *, keep_bundle: bool
     if found:
         _remove_logs(watch, client("logs"))
     for model in models:
-        endpoints.delete_model(model)
+        endpoints.delete(MODEL, model)
+        watch.report(f"deleted model {model}")
     return found
 
 
 def _require_tags(endpoints: Endpoints, name: str) -> None:
     """Many names end like those that the kit gives, with twelve hexadecimal digits; only the tag says whose it is."""
-    for kind, find in (("endpoint", endpoints.find), ("inference component", endpoints.component)):
+    for kind, find in ((ENDPOINT, endpoints.find), (COMPONENT, endpoints.component)):
         found = find(name)
         if found is not None and not endpoints.run_of(found.arn) and find(name) is not None:
             raise UserError(
-                f"{kind} {found.name}: has no tag {RUN_TAG}, so hyperpod-ft did not make it; nothing is deleted",
+                f"{kind.words} {found.name}: has no tag {RUN_TAG}, so hyperpod-ft did not make it; nothing is deleted",
                 "`hyperpod-ft deploy list` shows the endpoints that can be deleted",
             )
 

@@ -17,6 +17,7 @@ from hyperpod_ft.sagemaker.endpoint.endpoints import (
     Component,
     Endpoint,
     Endpoints,
+    Kind,
 )
 
 
@@ -35,6 +36,9 @@ def lines(client: Any, group: str, *, follow: bool) -> Iterator[str]:
 _POLL_SECONDS = 15.0
 _LOG_WIDTH = 160
 _DELETION_SECONDS = 1800.0
+
+
+Find = Callable[[str], Endpoint | Component | None]  # by the endpoint's name
 
 
 class EndpointFailedError(UserError):
@@ -57,17 +61,7 @@ class EndpointWatch:
     def _report_change(self) -> ChangeReporter:
         return ChangeReporter(self.report)
 
-    def until_endpoint(self, timeout_seconds: float) -> None:
-        """Wait until the endpoint is in service. Raises EndpointFailedError, or UserError at the timeout."""
-        self._until(self._endpoint_state, timeout_seconds, "endpoint")
-
-    def until_component(self, timeout_seconds: float) -> None:
-        """Wait for the inference component of an endpoint in service."""
-        self._until(self._component_state, timeout_seconds, "inference component")
-
-    def until_gone(
-        self, find: Callable[[str], Endpoint | Component | None], delete: Callable[[str], None], what: str
-    ) -> None:
+    def until_gone(self, kind: Kind, find: Find) -> None:
         """Delete the endpoint or its component as soon as SageMaker accepts that, and wait. Raises UserError after half
         an hour."""
         for waited in polls(_POLL_SECONDS):
@@ -75,43 +69,40 @@ class EndpointWatch:
             if found is None:
                 return
             if found.status != DELETING:
-                delete(self.name)
-            self._report_change(what, DELETING)
+                self.endpoints.delete(kind, found.name)
+            self._report_change(kind.words, DELETING)
             if waited >= _DELETION_SECONDS:
                 raise UserError(
-                    f"{what} {self.name}: after {format_minutes(_DELETION_SECONDS)} still not deleted",
+                    f"{kind.words} {self.name}: after {format_minutes(_DELETION_SECONDS)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
 
-    def _until(self, state_of: Callable[[], tuple[str, str]], timeout_seconds: float, what: str) -> None:
+    def until_in_service(self, kind: Kind, find: Find, timeout_seconds: float) -> None:
+        """Wait until the endpoint or its component is in service.
+
+        Raises EndpointFailedError, and UserError when it no longer exists or at the timeout.
+        """
         for waited in polls(_POLL_SECONDS):
-            status, failure = state_of()
-            self._report_change(what, status)
+            found = find(self.name)
+            if found is None:
+                raise UserError(f"{kind.words} {self.name} no longer exists", "deploy it again")
+            status = found.status
+            self._report_change(kind.words, status)
             if status == IN_SERVICE:
                 return
             if status in (FAILED, "OutOfService"):
-                raise EndpointFailedError(f"{what} {self.name}: {failure or 'SageMaker gave no reason'}")
+                raise EndpointFailedError(f"{kind.words} {self.name}: {found.failure or 'SageMaker gave no reason'}")
             if status == DELETING:
-                raise UserError(f"{what} {self.name} is being deleted", "run the command again when it is deleted")
+                raise UserError(
+                    f"{kind.words} {self.name} is being deleted", "run the command again when it is deleted"
+                )
             if status == CREATING:
                 self._report_log(waited)
             if waited >= timeout_seconds:
                 raise UserError(
-                    f"{what} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
+                    f"{kind.words} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
                     "run the command again to keep waiting",
                 )
-
-    def _endpoint_state(self) -> tuple[str, str]:
-        found = self.endpoints.find(self.name)
-        if found is None:
-            raise UserError(f"endpoint {self.name} no longer exists", "deploy it again")
-        return found.status, found.failure
-
-    def _component_state(self) -> tuple[str, str]:
-        found = self.endpoints.component(self.name)
-        if found is None:
-            raise UserError(f"inference component of {self.name} no longer exists", "deploy it again")
-        return found.status, found.failure
 
     def log_group(self) -> str:
         return log_group(self.name, self.endpoints.name_of_component(self.name))

@@ -8,10 +8,11 @@ with them. All raise UserError for what a user can correct.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import objects, trees
 from hyperpod_ft.aws.s3.objects import ObjectReplacedError
 from hyperpod_ft.checkpoint.formats import resumable
@@ -19,14 +20,14 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.snapshot import snapshot
-from hyperpod_ft.publish import partial_of
 from hyperpod_ft.runs.assets import assets
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.groups import FROZEN
-from hyperpod_ft.sagemaker.section import store_of
+from hyperpod_ft.sagemaker.groups import FROZEN, run_files
+from hyperpod_ft.sagemaker.section import store_of, store_url
 from hyperpod_ft.sagemaker.store.checkpoint_store import CheckpointStore
-from hyperpod_ft.sagemaker.store.stored_checkpoints import recorded_name
+from hyperpod_ft.sagemaker.store.stored_checkpoints import recorded_name, stored_outputs
+from hyperpod_ft.sagemaker.store.sync import RunSync
 
 # What `status`, `logs`, `list`, `compare` and `report` read of a run directory, and a training job that continues
 # another. Not the page about the run: a browser runs what is in it, so each machine makes its own.
@@ -38,14 +39,61 @@ _REFERENCE = "reference"
 _ATTEMPTS = 5
 
 
-class RunStore:
-    """The store of one run. `client` is boto3's for s3."""
+class RunStore(RunSync):
+    """The store of one run, of whose small files this machine has a copy. `client` is boto3's for s3."""
 
     def __init__(self, run: Run, client: Any) -> None:
         store = store_of(run.config)
         assert store, "a run in a store"
         self._run, self._client, self._url = run, client, store
         self._checkpoints = CheckpointStore(run, client, self._url)
+
+    def prepare(self) -> None:
+        """Stages that were done on this machine, such as a download with a token of the Hub, are pushed too.
+
+        Not `env`: each container makes its own environment. Nor what no container runs, or needs.
+        """
+        self.push_run()
+        for stage in self._run.plan.stages:
+            if (
+                stage.name not in ("env", "tasks", "eval")
+                and self._run.journal.is_done(stage.name)
+                and not self._in_store(stage.name)
+            ):
+                self.push_stage(stage.name)
+
+    def refresh(self) -> None:
+        self.pull_records()
+        records = [record for stage in self._run.plan.stages if (record := self._run.journal.record(stage.name))]
+        names = {path: name for record in records for path, name in stored_outputs(self._run.paths, record).items()}
+        sizes = {entry.name: entry.size for entry in trees.listed(self._client, self._url, names.values())}
+        known = {path: sizes[name] for path, name in sorted(names.items()) if name in sizes}
+        publish.write_json(self._run.paths.store_listing, known)
+
+    def has_run_files(self) -> bool:
+        directory = self._run.paths.directory
+        return trees.has(self._client, f"{self._url}/{self._run.paths.relative(directory)}", run_files(directory))
+
+    def push(self, files: Iterable[Path]) -> None:
+        trees.push(self._client, self._url, self._run.paths.root, files)
+
+    def discard(self, stages: Sequence[str]) -> None:
+        """Raises UserError for a training run that is done: a new one would continue from the store's checkpoints."""
+        names = {stage: self._run.paths.relative(self._run.paths.record_path(stage)) for stage in stages}
+        there = {entry.name for entry in trees.listed(self._client, self._url, names.values())}
+        if names.get("train") in there:
+            directory = store_url(self._run, self._run.paths.directory)
+            raise UserError(
+                f"--force: stage train: a new training would continue from {directory}/checkpoints",
+                f"move that away first, and remove {directory}/records/train.json (aws s3 mv --recursive, rm)",
+            )
+        objects.remove(self._client, self._url, there)
+
+    def _in_store(self, stage: str) -> bool:
+        """Whether the store has all that a stage recorded, as of the last `refresh`; not known of a record alone."""
+        record, sizes = self._run.journal.record(stage), self._run.journal.sizes_in_store()
+        outputs = record.outputs if record else ()
+        return bool(outputs) and all(sizes.get(output.path) == output.size for output in outputs)
 
     def push_run(self) -> None:
         """Push what the containers need of a run that is about to start: plan, scripts, jobs, and the kit's code.
@@ -121,7 +169,7 @@ class RunStore:
 
         `output`: what the stage will publish, such as `paths.tuned_model`. `push_stage` skips these files.
         """
-        partial = partial_of(output)
+        partial = publish.partial_of(output)
         digests = {partial / name: digest for name, digest in resumable.finished(partial).items()}
         there = {path: digest for path, digest in digests.items() if path.is_file()}
         try:

@@ -2,26 +2,16 @@
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from hyperpod_ft import publish
-from hyperpod_ft.aws.s3 import objects, trees
+from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import Output, Record, unix_time
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.sagemaker.groups import run_files
-from hyperpod_ft.sagemaker.section import store_of, store_url
-from hyperpod_ft.sagemaker.store.stored_checkpoints import stored_outputs
-
-if TYPE_CHECKING:
-    from hyperpod_ft.sagemaker.store.run_store import RunStore
+from hyperpod_ft.sagemaker.section import store_of
 
 
 class RunSync:
@@ -44,74 +34,14 @@ class RunSync:
         """Remove the records of these stages, so that they run again."""
 
 
-@dataclass(frozen=True)
-class StoreSync(RunSync):
-    """A store in S3 holds the run; this machine has a copy of its small files."""
-
-    run: Run
-    url: str
-    client: Any  # boto3's for s3
-
-    def prepare(self) -> None:
-        """Stages that were done on this machine, such as a download with a token of the Hub, are pushed too.
-
-        Not `env`: each container makes its own environment. Nor what no container runs, or needs.
-        """
-        store = self._store()
-        store.push_run()
-        for stage in self.run.plan.stages:
-            if (
-                stage.name not in ("env", "tasks", "eval")
-                and self.run.journal.is_done(stage.name)
-                and not self._in_store(stage.name)
-            ):
-                store.push_stage(stage.name)
-
-    def refresh(self) -> None:
-        self._store().pull_records()
-        records = [record for stage in self.run.plan.stages if (record := self.run.journal.record(stage.name))]
-        names = {path: name for record in records for path, name in stored_outputs(self.run.paths, record).items()}
-        sizes = {entry.name: entry.size for entry in trees.listed(self.client, self.url, names.values())}
-        known = {path: sizes[name] for path, name in sorted(names.items()) if name in sizes}
-        publish.write_json(self.run.paths.store_listing, known)
-
-    def has_run_files(self) -> bool:
-        directory = self.run.paths.directory
-        return trees.has(self.client, f"{self.url}/{self.run.paths.relative(directory)}", run_files(directory))
-
-    def push(self, files: Iterable[Path]) -> None:
-        trees.push(self.client, self.url, self.run.paths.root, files)
-
-    def discard(self, stages: Sequence[str]) -> None:
-        """Raises UserError for a training run that is done: a new one would continue from the store's checkpoints."""
-        names = {stage: self.run.paths.relative(self.run.paths.record_path(stage)) for stage in stages}
-        there = {entry.name for entry in trees.listed(self.client, self.url, names.values())}
-        if names.get("train") in there:
-            directory = store_url(self.run, self.run.paths.directory)
-            raise UserError(
-                f"--force: stage train: a new training would continue from {directory}/checkpoints",
-                f"move that away first, and remove {directory}/records/train.json (aws s3 mv --recursive, rm)",
-            )
-        objects.remove(self.client, self.url, there)
-
-    def _store(self) -> "RunStore":
-        from hyperpod_ft.sagemaker.store.run_store import RunStore  # noqa: PLC0415 - imports numpy, which others need not
-
-        return RunStore(self.run, self.client)
-
-    def _in_store(self, stage: str) -> bool:
-        """Whether the store has all that a stage recorded, as of the last `refresh`; not known of a record alone."""
-        record, sizes = self.run.journal.record(stage), self.run.journal.sizes_in_store()
-        outputs = record.outputs if record else ()
-        return bool(outputs) and all(sizes.get(output.path) == output.size for output in outputs)
-
-
 def sync_of(run: Run, session: Session) -> RunSync:
     store = store_of(run.config)
     if store is None:
         return RunSync()
+    from hyperpod_ft.sagemaker.store.run_store import RunStore  # noqa: PLC0415 - imports numpy, which others need not
+
     with explained(f"store {store}"):
-        return StoreSync(run, store, session.client("s3"))
+        return RunStore(run, session.client("s3"))
 
 
 def pull_models(run: Run, directories: Collection[Path]) -> None:
@@ -131,14 +61,10 @@ def pull_models(run: Run, directories: Collection[Path]) -> None:
             trees.pull_named(client, store, run.paths.root, [output.path for output in missing], "pull model")
 
 
-def _model_stages(plan: Plan) -> list[str]:
-    """The stages that write models and adapters."""
-    return [stage for stage in ("download", "consolidate", "merge") if stage in plan]
-
-
 def _missing(journal: Journal, directories: Collection[Path]) -> list[Output]:
     """The recorded files below the directories that are not here; a file appears only when it is complete."""
-    records = map(journal.record, _model_stages(journal.plan))
+    writers = ("download", "consolidate", "merge")  # of models and adapters
+    records = [journal.record(stage) for stage in writers if stage in journal.plan]
     return [
         output
         for record in records

@@ -8,10 +8,10 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.errors import printable
 from hyperpod_ft.report.html import content_policy
@@ -19,6 +19,9 @@ from hyperpod_ft.serving.http import connection, openai_api
 from hyperpod_ft.serving.http.connection import Connection, Listener
 from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Reply, Request
 from hyperpod_ft.serving.markup.parts import Part, ToolCall
+
+if TYPE_CHECKING:  # it imports torch
+    from hyperpod_ft.serving.answers.answering import Answering
 
 _FILE = "page.html"
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
@@ -48,19 +51,6 @@ _MAX_ANSWERS = 32  # at once: each keeps keys and values of its tokens in memory
 _QUESTIONS: dict[str, bool | None] = {"/v1/chat/completions": True, "/v1/completions": False, "/invocations": None}
 
 
-class Answers(Protocol):
-    """What the server asks: `answering.Answering`."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def chats(self) -> bool: ...
-    @property
-    def failure(self) -> str: ...
-    def named(self, name: str) -> str: ...
-    def answer(self, request: Request, send: Callable[[Sequence[Part]], None]) -> Answer: ...
-
-
 class Server(Listener):
     """Listens from the start, and answers 503 until `answers` is set: loading a model takes minutes."""
 
@@ -69,7 +59,7 @@ class Server(Listener):
         connection.refuse_open(host, api_key)
         self.loopback = connection.is_loopback(host)
         self.title, self.api_key = title, api_key
-        self.answers: Answers | None = None
+        self.answers: Answering | None = None
         self.started = int(time.time())
         self.answer_slots = threading.BoundedSemaphore(_MAX_ANSWERS)
         self.page = Page.load()
@@ -117,12 +107,12 @@ class Handler(Connection):
             self.server.answer_slots.release()
         self.log(f"{name} {answer.prompt_tokens}+{answer.completion_tokens} tokens")
 
-    def _whole(self, answers: Answers, request: Request, reply: Reply) -> Answer:
+    def _whole(self, answers: "Answering", request: Request, reply: Reply) -> Answer:
         answer = answers.answer(request, lambda _: self.check_client())
         self.send_json(200, reply.whole(answer))
         return answer
 
-    def _stream(self, answers: Answers, request: Request, reply: Reply) -> Answer:
+    def _stream(self, answers: "Answering", request: Request, reply: Reply) -> Answer:
         """The head is sent with the first piece, so that a question that is refused gets its own status."""
         calls = 0
 
@@ -146,7 +136,7 @@ class Handler(Connection):
     def _card(self, name: str) -> dict[str, Any]:
         return openai_api.model_card(name, self.server.started, chat=self._ready().chats)
 
-    def _ready(self) -> Answers:
+    def _ready(self) -> "Answering":
         if self.server.answers is None:
             raise HttpError(503, "the model is still being loaded; ask again in a few seconds", "loading")
         if failure := self.server.answers.failure:

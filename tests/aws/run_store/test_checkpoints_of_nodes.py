@@ -11,8 +11,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.store import checkpoint_store
 from hyperpod_ft.sagemaker.store.run_store import RunStore
-from hyperpod_ft.sagemaker.store.sync import StoreSync
-from tests.aws.run_store.stored_runs import CONTENT, STORE, below, make_checkpoint, make_run, stored
+from tests.aws.run_store.stored_runs import CONTENT, below, make_checkpoint, make_run, stored
 from tests.unit.stage_runs import finish, tree
 
 NODES = ((".metadata", "__0_0.distcp"), ("__1_0.distcp",))
@@ -62,7 +61,7 @@ def test_the_best_weights_are_pushed_once_and_complete(client: Any, run: Run, ot
     RunStore(run, client).push_stage("train")
     checkpoints = below(run, run.paths.checkpoints)
     assert {Path(name).parent.name for name in stored(client, checkpoints)} == {"best-00000004"}
-    StoreSync(other, STORE, client).refresh()
+    RunStore(other, client).refresh()
     publish.remove(other.paths.checkpoints)
     assert other.journal.is_done("train"), "where it was submitted"
     third = make_run(tmp_path / "three")

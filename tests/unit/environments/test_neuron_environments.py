@@ -199,9 +199,9 @@ def test_uv_makes_an_environment_of_a_python_without_ensurepip(tmp_path: Path, o
     """As HyperPod's images have it."""
     script(Path(sys.executable), "exit 1")
     with pytest.raises(UserError, match=r"no ensurepip .* pip install uv"):
-        interpreters.create_like_this_one(tmp_path / "venv")
+        interpreters.create_with(Path(sys.executable), tmp_path / "venv")
     script(old_python / "uv", f'printf "%s\\n" "$@" >{tmp_path}/asked')
-    interpreters.create_like_this_one(tmp_path / "venv")
+    interpreters.create_with(Path(sys.executable), tmp_path / "venv")
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == ["venv", "--quiet", "--seed", "--python", sys.executable, str(tmp_path / "venv")]
 

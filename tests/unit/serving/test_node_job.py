@@ -35,10 +35,10 @@ def own_server() -> str:
 
 def with_vllm(recipe: str) -> str:
     run = Run.of(run_file.load(run_file.find(recipe)))
-    setup = vllm.vllm_setup(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
-    options = models.options(setup.models, ["--port", "0", *setup.options])
+    found, more, environment = vllm.vllm_setup(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
+    options = models.options(found, ["--port", "0", *more])
     resources = node_job.resources(run, None, accelerators=True)
-    return node_job.script(run, INSTALLATION, resources, options, setup.environment)
+    return node_job.script(run, INSTALLATION, resources, options, environment)
 
 
 SCRIPTS = {

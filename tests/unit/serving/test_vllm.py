@@ -55,18 +55,13 @@ def arguments_of(line: list[str]) -> dict[str, str]:
 
 
 def test_a_lora_run_is_served_as_base_and_adapter(tuned_run: Run) -> None:
-    setup = vllm.vllm_setup(
+    served, *_ = vllm.vllm_setup(
         models.find(str(tuned_run.paths.directory), Launchers()), Path("/p"), "", base=True, on_node=False
     )
-    assert setup.models.directories == {"base": tuned_run.paths.base_model}
-    assert (
-        setup.models.adapters == {"tuned": tuned_run.paths.adapter}
-        and setup.models.tokenizer == tuned_run.paths.tuned_model
-    )
-    (model,) = setup.models.directories.items()
-    line = vllm.command(
-        Path("/p"), model, setup.models.adapters, setup.models.tokenizer, "127.0.0.1", 8000, "--dtype 'float32'"
-    )
+    assert served.directories == {"base": tuned_run.paths.base_model}
+    assert served.adapters == {"tuned": tuned_run.paths.adapter} and served.tokenizer == tuned_run.paths.tuned_model
+    (model,) = served.directories.items()
+    line = vllm.command(Path("/p"), model, served.adapters, served.tokenizer, "127.0.0.1", 8000, "--dtype 'float32'")
     given = arguments_of(line)
     assert line[:3] == ["/p", "-m", "vllm.entrypoints.openai.api_server"] and line[-2:] == ["--dtype", "float32"]
     assert given["--chat-template"] == str(tuned_run.paths.tuned_model / "chat_template.jinja")
@@ -87,8 +82,8 @@ def test_a_model_that_calls_tools_has_its_answers_read_so(tmp_path: Path) -> Non
 
 def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
     found = models.find(str(tuned_run.paths.directory), Launchers())
-    setup = vllm.vllm_setup(found, Path("/p"), "", base=False, on_node=False)
-    assert setup.models.directories == {"tuned": tuned_run.paths.tuned_model} and not setup.models.adapters
+    served, *_ = vllm.vllm_setup(found, Path("/p"), "", base=False, on_node=False)
+    assert served.directories == {"tuned": tuned_run.paths.tuned_model} and not served.adapters
     with pytest.raises(UserError, match="--no-base"):
         vllm.vllm_setup(
             replace(found, adapters={"a": tuned_run.paths.adapter}), Path("/p"), "", base=False, on_node=False
@@ -101,8 +96,8 @@ def test_a_run_whose_adapter_has_whole_modules_is_served_merged(tuned_run: Run) 
     try:
         file.write_text(json.dumps(json.loads(before) | {"modules_to_save": ["lm_head"]}))
         found = models.find(str(tuned_run.paths.directory), Launchers())
-        setup = vllm.vllm_setup(found, Path("/p"), "", base=True, on_node=False)
-        assert setup.models.directories == {"tuned": tuned_run.paths.tuned_model} and not setup.models.adapters
+        served, *_ = vllm.vllm_setup(found, Path("/p"), "", base=True, on_node=False)
+        assert served.directories == {"tuned": tuned_run.paths.tuned_model} and not served.adapters
     finally:
         file.write_text(before)
 
@@ -111,8 +106,8 @@ def test_a_run_with_new_tokens_is_served_merged(tuned_run: Run) -> None:
     found = models.find(str(tuned_run.paths.directory), Launchers())
     given = tuned_run.config.model.model_copy(update={"new_tokens": ("<tool>",)})
     run = replace(tuned_run, config=tuned_run.config.model_copy(update={"model": given}))
-    setup = vllm.vllm_setup(replace(found, run=run), Path("/p"), "", base=True, on_node=False)
-    assert setup.models.directories == {"tuned": tuned_run.paths.tuned_model} and not setup.models.adapters
+    served, *_ = vllm.vllm_setup(replace(found, run=run), Path("/p"), "", base=True, on_node=False)
+    assert served.directories == {"tuned": tuned_run.paths.tuned_model} and not served.adapters
 
 
 def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None:
@@ -133,10 +128,10 @@ def test_trainium_serves_the_merged_model_with_kept_artifacts() -> None:
     found = models.Models(
         "t", {"tuned": run.paths.tuned_model, "base": run.paths.base_model}, {}, run.paths.tuned_model, run
     )
-    setup = vllm.vllm_setup(found, Path("/p"), "--max-model-len 512", base=True, on_node=True)
-    assert list(setup.models.directories) == ["tuned"]
-    assert setup.environment["NEURON_COMPILED_ARTIFACTS"].startswith(str(run.paths.directory))
-    assert setup.options[-1].endswith("--max-model-len 512") and "--tensor-parallel-size 8" in setup.options[-1]
+    served, options, environment = vllm.vllm_setup(found, Path("/p"), "--max-model-len 512", base=True, on_node=True)
+    assert list(served.directories) == ["tuned"]
+    assert environment["NEURON_COMPILED_ARTIFACTS"].startswith(str(run.paths.directory))
+    assert options[-1].endswith("--max-model-len 512") and "--tensor-parallel-size 8" in options[-1]
 
 
 def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:

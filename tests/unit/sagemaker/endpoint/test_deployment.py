@@ -61,7 +61,7 @@ def make_run(base: Path, config: dict[str, Any] | None = None, **sections: Any) 
 
 
 def keys(run: Run) -> list[str]:
-    parts = deployment(run, "us-west-2").bundle.parts
+    parts = deployment(run, "us-west-2").target.bundle.parts
     return sorted("/".join(filter(None, (part.prefix, file.name))) for part in parts for file in part.files)
 
 
@@ -69,10 +69,10 @@ def test_the_bundle_is_the_model_and_nothing_else(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     found = deployment(run, "us-west-2")
     assert keys(run) == ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
-    assert found.bundle.chat
-    assert found.target.bundle.startswith(f"s3://models/kit/endpoints/{endpoint_name(run)}/")
-    assert found.target.dtype == "bfloat16"  # fp32 weights are served in bf16
-    assert found.bundle.served.weight_bytes == 2048
+    assert found.target.bundle.chat
+    assert found.target.url.startswith(f"s3://models/kit/endpoints/{endpoint_name(run)}/")
+    assert found.target.bundle.dtype == "bfloat16"  # fp32 weights are served in bf16
+    assert found.target.bundle.served.weight_bytes == 2048
 
 
 def test_the_kits_own_server_keeps_the_dtype_and_has_the_whole_model_on_each_gpu(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_kits_own_server_keeps_the_dtype_and_has_the_whole_model_on_each_gpu
         make_run(tmp_path / "vllm", t5, dataset=pairs)
     run = make_run(tmp_path, t5, dataset=pairs, deploy={**DEPLOY, "container": "kit"})
     found = deployment(run, "us-west-2")
-    assert found.bundle.served.weight_bytes == 4096
+    assert found.target.bundle.served.weight_bytes == 4096
     assert (found.target.fit.tensor_parallel, found.target.fit.instance.devices) == (1, 4)
     assert found.target.fit.max_length > 512, "n_positions limits nothing"
     with pytest.raises(UserError, match="model: container kit does not serve adapters"):
@@ -107,7 +107,7 @@ def test_an_adapter_comes_with_the_base_models_weights_and_the_tuned_models_toke
         "model.safetensors",
         "tokenizer.json",
     ]
-    roots = {file.name: part.root for part in deployment(run, "us-west-2").bundle.parts for file in part.files}
+    roots = {file.name: part.root for part in deployment(run, "us-west-2").target.bundle.parts for file in part.files}
     assert roots["model.safetensors"] == run.paths.base_model
     assert roots["chat_template.jinja"] == run.paths.tuned_model
 
@@ -192,9 +192,9 @@ def test_a_model_that_only_the_store_has_is_served_from_there(tmp_path: Path) ->
     samples.rename(run.paths.samples_path)
     (run.paths.tuned_model / "tokenizer.json").write_text("{}")
     found = deployment(run, "us-west-2")
-    assert found.target.bundle == f"s3://kit/runs-of-us/runs/my_run.1/{run.plan.run_id}/merged"
-    assert found.bundle.parts == ()
-    assert found.bundle.served.weight_bytes == 2048
+    assert found.target.url == f"s3://kit/runs-of-us/runs/my_run.1/{run.plan.run_id}/merged"
+    assert found.target.bundle.parts == ()
+    assert found.target.bundle.served.weight_bytes == 2048
     assert found.target.role == role
     with pytest.raises(UserError, match=r"deploy\.model.*store only"):
         deployment(with_settings(run, ["deploy.model=adapter"]), "us-west-2")
@@ -209,4 +209,4 @@ def test_a_model_that_was_made_again_is_another_one(tmp_path: Path) -> None:
     replace(record, started="2026-01-01T00:00:00Z").write(run.paths.record_path("merge"))
     again = deployment(run, "us-west-2").target
     assert first == same
-    assert len({first.bundle, again.bundle}) == len({first.version, again.version}) == 2
+    assert len({first.url, again.url}) == len({first.bundle.version, again.bundle.version}) == 2

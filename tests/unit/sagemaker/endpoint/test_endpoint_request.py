@@ -10,8 +10,9 @@ from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.sagemaker.endpoint import scaling
+from hyperpod_ft.sagemaker.endpoint.bundle import Bundle
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target, component_name, environment, requests
-from hyperpod_ft.sagemaker.endpoint.fit import ServingFit
+from hyperpod_ft.sagemaker.endpoint.fit import ServedModel, ServingFit
 from hyperpod_ft.sagemaker.images import IMAGES, image_uri
 from tests import golden
 
@@ -25,15 +26,24 @@ def target(lora_rank: int | None = None, **changes: object) -> Target:
         run="dolly/0123456789ab",
         region="us-west-2",
         role="arn:aws:iam::123456789012:role/endpoint",
-        bundle="s3://models/kit/endpoints/dolly-0123456789ab/ffffffffffff-123456",
-        version="ffffffffffff-123456",
-        bundle_bytes=16_060_000_000,
+        bundle=Bundle(
+            parts=(),
+            nbytes=16_060_000_000,
+            version="ffffffffffff-123456",
+            served=ServedModel(16_060_000_000, None, 32, 8192, "llama"),
+            dtype="auto",
+            chat=True,
+            answers=AnswerFormat(),
+            lora_rank=lora_rank,
+        ),
+        url="s3://models/kit/endpoints/dolly-0123456789ab/ffffffffffff-123456",
         settings=settings,
         fit=ServingFit(ENDPOINT_INSTANCES[settings.instance_type], 4, 4096, 3.74, 0.25),
-        dtype="auto",
-        answers=AnswerFormat(),
-        lora_rank=lora_rank,
     )
+
+
+def with_bundle(case: Target, **changes: object) -> Target:
+    return replace(case, bundle=replace(case.bundle, **changes))
 
 
 CASES = {
@@ -63,7 +73,7 @@ def test_requests_are_as_recorded_and_as_aws_accepts_them() -> None:
 @pytest.mark.parametrize(("container", "prefix"), [("vllm", "SM_VLLM_"), ("lmi", "OPTION_")])
 def test_a_model_that_calls_tools_has_its_answers_read_so(container: str, prefix: str) -> None:
     plain = target(container=container)
-    calling = environment(replace(plain, answers=AnswerFormat("hermes", reasoning=True)))
+    calling = environment(with_bundle(plain, answers=AnswerFormat("hermes", reasoning=True)))
     assert dict(calling.items() - environment(plain).items()) == {
         f"{prefix}ENABLE_AUTO_TOOL_CHOICE": "true",
         f"{prefix}TOOL_CALL_PARSER": "hermes",
@@ -76,7 +86,7 @@ def test_a_name_stands_for_the_content_of_its_request() -> None:
     assert one == same
     assert one.model["ModelName"] != other.model["ModelName"]
     for case in (target(), CASES["scale-to-zero"]):
-        first, again = requests(case), requests(replace(case, version="ffffffffffff-654321"))
+        first, again = requests(case), requests(with_bundle(case, version="ffffffffffff-654321"))
         assert first.model["ModelName"] != again.model["ModelName"]
         assert first.config["EndpointConfigName"] != again.config["EndpointConfigName"]
     assert one.config["EndpointConfigName"] != other.config["EndpointConfigName"]
