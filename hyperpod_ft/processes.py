@@ -211,6 +211,8 @@ class JsonProcess:
                 line = line[os.write(self.stdin.fileno(), line) :]
         while not answer.endswith(b"\n"):
             while not select.select([self._stdout], [], [], _POLL_SECONDS)[0]:
+                if self.process.poll() is not None and not select.select([self._stdout], [], [], 0)[0]:
+                    raise EOFError  # even if a child of it still holds its output open
                 waiting()
             if not (received := os.read(self._stdout.fileno(), 1 << 16)):
                 raise EOFError

@@ -153,10 +153,14 @@ def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path
         share = _validation_share(local, draft.get("dataset.split") or "")
         why = ", more of few rows" if share > _VALIDATION_SHARE else ""
         draft.set("dataset.validation_share", share, f"rows held out for the validation loss{why}")
-    if format_name:
+    known = dataset_format.known_on_the_hub(written)
+    if not format_name:
+        found = _found_format(local, written)
+    elif known and known.keys["format"] == format_name:
+        found = known
+    else:
         draft.set("dataset.format", format_name)
         return
-    found = _found_format(local, written)
     for key, value in found.keys.items():
         draft.default(f"dataset.{key}", value, "cuts examples longer than max_length" if key == "overlong" else "")
     draft.notes["dataset.format"] = found.how

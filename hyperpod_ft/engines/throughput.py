@@ -16,10 +16,10 @@ query.
 Model FLOPs exclude what gradient checkpointing recomputes, so utilization measures useful work.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.formats.model_directory import is_classifier, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS, is_classifier, read_config
 from hyperpod_ft.config.sections.inputs import Preparation
 from hyperpod_ft.config.sections.training import last_parts
 from hyperpod_ft.engines.interface import TrainingTask
@@ -32,18 +32,24 @@ from hyperpod_ft.planning.undivided.shape import UndividedShape, adapter_paramet
 
 
 def flops_per_token(
-    shape: ModelShape, sequence_length: int, adapters: int | None = None, *, trains_output: bool = False
+    shape: ModelShape,
+    sequence_length: int,
+    adapters: int | None = None,
+    *,
+    trains_output: bool = False,
+    has_output: bool = True,
 ) -> float:
     """Operations to train on one token, forward and backward.
 
     `adapters`: their elements, of experts those that a token passes through; None when all parameters are trained.
-    `trains_output`: the output matrix is trained whole beside them.
+    `trains_output`: the output matrix is trained whole beside them. `has_output`: not of a reward model, whose shape is
+    that of the language model that it comes from.
     """
     matrix = shape.vocabulary * shape.hidden
     # an embedding is looked up, not multiplied, unless it is also the output matrix
     lookup = (0 if shape.tied else matrix) + shape.positions * shape.hidden
     used = shape.active_parameters if isinstance(shape, UndividedShape) else shape.parameters
-    multiplied = used - lookup
+    multiplied = used - lookup - (not has_output) * matrix
     trained = multiplied if adapters is None else trains_output * matrix
     attention = 12 * shape.layers * shape.query_width * sequence_length
     return float(4 * (multiplied - trained) + 6 * (trained + (adapters or 0)) + attention)
@@ -124,8 +130,10 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
 def known_shape(directory: Path) -> ModelShape | None:
     """The shape of the language model in a directory; None where not all that a token passes through is known."""
     config = read_config(directory)
-    # that of a reward model has no output matrix, which config.json does not say
-    shape = (None if is_classifier(config) else shape_of(config)) or files_shape(directory, config)
+    shape = shape_of(config)
+    if shape is None and (found := files_shape(directory, config)):
+        # the files of a reward model have one matrix at its ends, like those of a language model with tied ones
+        shape = replace(found, tied=found.tied or is_classifier(config))
     if shape is None or not shape.heads:
         return None
     # of a mixture without a row, nothing says which parameters are the experts
@@ -143,11 +151,13 @@ def _flops(task: TrainingTask, shape: ModelShape | None, max_length: int, traina
         return None
     if shape is None:
         return None
+    has_output = config.training.objective != "reward"
     if lora is None:
-        return flops_per_token(shape, max_length)
+        return flops_per_token(shape, max_length, has_output=has_output)
     whole = last_parts(lora.modules_to_save)
     adapters = trainable_parameters - len(whole) * shape.vocabulary * shape.hidden
     if isinstance(shape, UndividedShape):
         of_experts = adapter_parameters(shape.adapted_experts(lora.target_parameters), lora.r)
         adapters -= round(of_experts * (1 - shape.used_share))
-    return flops_per_token(shape, max_length, adapters, trains_output="lm_head" in whole)
+    trains_output = bool(whole.difference(EMBEDDINGS))
+    return flops_per_token(shape, max_length, adapters, trains_output=trains_output, has_output=has_output)

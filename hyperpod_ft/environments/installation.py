@@ -157,6 +157,9 @@ def _output(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+_HAS_NEURON = {"torch": False, "trl": False, "neuron": True, "torch-neuron": True}  # the environments, by their kind
+
+
 def build(pins: Path, environment: Path, kind: str = "torch", repositories: tuple[str, ...] = ()) -> None:
     """Create a virtual environment at `environment` with the packages of the requirements file `pins`.
 
@@ -175,7 +178,7 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
             interpreters.create_environment(partial, environment.parent, PYTHON_VERSIONS[kind])
         if image:
             install_others(python, pins)
-        elif kind in ("neuron", "torch-neuron"):
+        elif _HAS_NEURON[kind]:
             install_neuron(python, pins, repositories)
         else:
             install(python, pins)

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,13 @@ def test_training_jobs_are_stopped_without_their_store_which_is_kept_for_those_t
     put_image(aws, IMAGE)
     (cpu,) = (small(step) for step in STEPS if step.name == "cpu")
     aws.scenario(seconds={"training.start": 15.0})
-    monkeypatch.setattr(steps, "within", lambda _: until_a_job_runs(aws))
+    limits: list[float] = []
+
+    def within(minutes: float) -> AbstractContextManager[None]:
+        limits.append(minutes)
+        return until_a_job_runs(aws)
+
+    monkeypatch.setattr(steps, "within", within)
     with monkeypatch.context() as patched:
 
         def no_store(*_: object) -> None:
@@ -176,6 +182,7 @@ def test_training_jobs_are_stopped_without_their_store_which_is_kept_for_those_t
     first, second = done.remains
     assert f"hyperpod-ft cancel {tmp_path}" in first and "still runs, and cannot be cancelled without it" in second
     assert left(aws).keys() == {"stacks", "buckets", "jobs"}
+    assert limits == [cpu.minutes] * 2
 
 
 def test_a_day_ends_when_something_remains(

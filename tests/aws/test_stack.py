@@ -202,6 +202,7 @@ def test_deleting_with_data_continues_after_an_interruption(aws: Aws) -> None:
         delete(kit_session(), "hyperpod-hp", delete_data=True)
     assert remains(kit_session(), "hyperpod-hp").filesystem is None
     assert delete(kit_session(), "hyperpod-hp", delete_data=True) == Remaining()
+    assert statuses(aws) == {}
 
 
 def test_a_stack_deleted_outside_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:

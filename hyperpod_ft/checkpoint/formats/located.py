@@ -35,12 +35,13 @@ from hyperpod_ft.errors import UserError
 _REMEDY = "make or download the model again"
 
 
-def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
+def locate(model: PreTrainedModel, directory: Path, *, replicas: bool = True) -> dict[str, LogicalTensor]:
     """The stored tensor of every parameter and persistent buffer of `model`, by its name in the model; reads no values.
 
     `model` may be on the meta device. Tied parameters have one stored tensor; if the files hold it under several
-    names, the others are its replicas. Raises UserError when a file is damaged, a tensor is missing, has another shape
-    or a dtype that cannot be computed with, or needs a conversion that this module lacks.
+    names, the others are its replicas, or without `replicas` ignored, as transformers does. Raises UserError when a
+    file is damaged, a tensor is missing, has another shape or a dtype that cannot be computed with, or needs a
+    conversion that this module lacks.
     """
     expected: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
     stored = _stored(model, expected, directory)
@@ -52,6 +53,7 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
     located: dict[str, LogicalTensor] = {}
     for names in names_of.values():
         first, *others = (stored[name] for name in names if name in stored)
+        others = others if replicas else []
         for tensor in (first, *others):
             _check(tensor, expected[names[0]], directory)
         if any(other.dtype != first.dtype for other in others):

@@ -150,7 +150,7 @@ def _located(directory: Path) -> Tensors:
     model = skeleton(directory)
     model.tie_weights()  # moving parameters to the meta device has separated them
     untie_head(model, directory)
-    return locate(model, directory)
+    return locate(model, directory, replicas=False)
 
 
 def _find_in(directory: Path, tensors: Tensors) -> Find:

@@ -64,7 +64,7 @@ def deploy(session: Session, config: ClusterConfig, report: PrintLine = print) -
         return _cluster_resources(found)
 
 
-def kit_stack(client: Any, name: str, report: PrintLine = print) -> KitStack:
+def kit_stack(client: Any, name: str, report: PrintLine) -> KitStack:
     """A cluster's stack. `client`: CloudFormation's."""
     return KitStack(
         client,

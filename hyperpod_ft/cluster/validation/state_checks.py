@@ -33,7 +33,8 @@ def name(given: CheckInput) -> list[Finding]:
 def stack(given: CheckInput) -> Iterable[Finding]:
     """The cluster's stack, if there is one, can be deployed again."""
     try:
-        kit_stack(given.clients["cloudformation"], given.config.stack_name).require_deployable()
+        # stdout may be JSON
+        kit_stack(given.clients["cloudformation"], given.config.stack_name, lambda _: None).require_deployable()
     except UserError as refusal:
         return [error("name", refusal.problem, refusal.remedy)]
     return _fixed(given.config, given.stack() or {})

@@ -27,7 +27,7 @@ _TORCH_ONLY = (
 )
 _LORA_TORCH_ONLY = (
     *(*LORA_TORCH_ONLY, "lora.dora", "lora.modules_to_save"),
-    *("model.new_tokens", "model.new_special_tokens"),  # matter with method lora
+    *("model.new_tokens", "model.new_special_tokens"),
 )
 
 

@@ -9,9 +9,11 @@ from hyperpod_ft.aws import log_streams
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes, polls
+from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
 from hyperpod_ft.sagemaker.endpoint.endpoints import (
     CREATING,
     DELETING,
+    ENDPOINT,
     FAILED,
     IN_SERVICE,
     Component,
@@ -61,6 +63,9 @@ class EndpointWatch:
     def _report_change(self) -> ChangeReporter:
         return ChangeReporter(self.report)
 
+    def _called(self, kind: Kind) -> str:
+        return f"{kind.words} {self.name if kind is ENDPOINT else component_name(self.name)}"
+
     def until_gone(self, kind: Kind, find: Find) -> None:
         """Delete the endpoint or its component as soon as SageMaker accepts that, and wait. Raises UserError after half
         an hour."""
@@ -73,7 +78,7 @@ class EndpointWatch:
             self._report_change(kind.words, DELETING)
             if waited >= _DELETION_SECONDS:
                 raise UserError(
-                    f"{kind.words} {self.name}: after {format_minutes(_DELETION_SECONDS)} still not deleted",
+                    f"{self._called(kind)}: after {format_minutes(_DELETION_SECONDS)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
 
@@ -85,22 +90,20 @@ class EndpointWatch:
         for waited in polls(_POLL_SECONDS):
             found = find(self.name)
             if found is None:
-                raise UserError(f"{kind.words} {self.name} no longer exists", "deploy it again")
+                raise UserError(f"{self._called(kind)} no longer exists", "deploy it again")
             status = found.status
             self._report_change(kind.words, status)
             if status == IN_SERVICE:
                 return
             if status in (FAILED, "OutOfService"):
-                raise EndpointFailedError(f"{kind.words} {self.name}: {found.failure or 'SageMaker gave no reason'}")
+                raise EndpointFailedError(f"{self._called(kind)}: {found.failure or 'SageMaker gave no reason'}")
             if status == DELETING:
-                raise UserError(
-                    f"{kind.words} {self.name} is being deleted", "run the command again when it is deleted"
-                )
+                raise UserError(f"{self._called(kind)} is being deleted", "run the command again when it is deleted")
             if status == CREATING:
                 self._report_log(waited)
             if waited >= timeout_seconds:
                 raise UserError(
-                    f"{kind.words} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
+                    f"{self._called(kind)}: after {format_minutes(timeout_seconds)} still {status}",
                     "run the command again to keep waiting",
                 )
 

@@ -149,9 +149,10 @@ def test_a_dataset_of_the_hub_is_known_by_name_or_needs_a_format(tmp_path: Path)
     def wanted(dataset: str, name: str | None = None) -> NewRun:
         return NewRun("example:tiny-llama", dataset, "local", format=name)
 
-    config, text = written(wanted("databricks/databricks-dolly-15k"), tmp_path / "run.yaml")
-    assert config.dataset.format == "dolly" and "not looked at" in text
-    assert config.dataset.overlong == "truncate", "its long examples do not stop the run"
+    for name in (None, "dolly"):
+        config, text = written(wanted("databricks/databricks-dolly-15k", name), tmp_path / f"{name}.yaml")
+        assert config.dataset.format == "dolly" and "not looked at" in text
+        assert config.dataset.overlong == "truncate", "its long examples do not stop the run"
     config, _ = written(wanted("tatsu-lab/alpaca"), tmp_path / "alpaca.yaml")
     assert config.dataset.overlong == "drop"
     with pytest.raises(UserError, match="--format"):

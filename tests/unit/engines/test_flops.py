@@ -6,6 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    PersimmonConfig,
+    PretrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from hyperpod_ft.engines.throughput import Throughput, flops_per_token, known_shape
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
@@ -63,6 +71,31 @@ def test_a_tied_embedding_is_multiplied_once_as_output() -> None:
 
 def test_learned_positions_are_looked_up() -> None:
     assert flops_per_token(replace(llama(), positions=1024), 2048) == 48_250_773_504
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_reward_model_has_no_output_matrix(tied: bool) -> None:
+    shape = llama(tie_word_embeddings=tied)
+    assert flops_per_token(shape, 2048, has_output=False) == 48_250_773_504 - 6 * LOOKUP
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", [PersimmonConfig, Qwen3MoeConfig, GPT2Config])
+def test_a_reward_model_in_its_files(tmp_path: Path, family: type[PretrainedConfig], tied: bool) -> None:
+    """Of a type that config.json sizes by its row, as a mixture, or that only its files size."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 96, "num_labels": 1}
+    experts = {"num_experts": 4, "num_experts_per_tok": 4} if family is Qwen3MoeConfig else {}
+    config = family(**sizes, **experts, tie_word_embeddings=tied)
+    model: Any = AutoModelForSequenceClassification.from_config(config)
+    model.save_pretrained(tmp_path)
+    shape = known_shape(tmp_path)
+    assert shape is not None
+    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    matrices = sum(one.numel() for one in model.parameters()) - sum(one.weight.numel() for one in embeddings)
+    attention = 12 * 2 * shape.query_width * 32
+    assert flops_per_token(shape, 32, has_output=False) - attention == pytest.approx(
+        6 * matrices, abs=6 * 64
+    )  # the score
 
 
 def test_heads_of_a_size_of_their_own() -> None:

@@ -25,7 +25,7 @@ def test_every_environment_of_a_training_can_be_built() -> None:
     """What training jobs add to an image, trackers and evaluations have environments of their own."""
     others = {"aws", pins.EVALUATION_ENVIRONMENT, *get_args(Tracker), "mlflow-sagemaker"}
     kinds = {pins.environment_kind(path.stem) for path in pins.pins_file("torch").parent.glob("*.txt")}
-    assert kinds - others == installation._BUILDERS.keys() and set(NAMES) | others <= kinds
+    assert kinds - others == installation._HAS_NEURON.keys() and set(NAMES) | others <= kinds
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -238,7 +238,8 @@ def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
 def enter_block(enter: Exchange, group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # transformers passes hidden_states by name to most attentions, by position to the MLP
-        named = [name for name in ("hidden_states", "key_value_states") if name in kwargs]
+        named = [name for name in ("hidden_states", "key_value_states") if kwargs.get(name) is not None]
+        assert args or named
         entered = [enter(states, group) for states in args[:1]]
         return (*entered, *args[1:]), kwargs | {name: enter(kwargs[name], group) for name in named}
 

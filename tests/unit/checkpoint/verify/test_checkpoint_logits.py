@@ -121,6 +121,20 @@ def _edit(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
+def test_a_copy_of_a_tied_matrix_is_ignored_as_transformers_does(tmp_path: Path) -> None:
+    """Some files hold the output matrix too, here in another dtype."""
+    base, adapter, merged = base_and_merged(tmp_path, Qwen2Config(**SMALL, tie_word_embeddings=True), torch.bfloat16)
+    shard = next(path for path in base.glob("*.safetensors") if "model.embed_tokens.weight" in load_file(path))
+    tensors = load_file(shard)
+    copy = {"lm_head.weight": tensors["model.embed_tokens.weight"].float()}
+    save_file(tensors | copy, shard, metadata={"format": "pt"})
+    index = base / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    index.write_text(json.dumps(values | {"weight_map": values["weight_map"] | {"lm_head.weight": shard.name}}))
+    found = verify(merged, adapter=adapter, base=base, logits=True)
+    assert found.findings == () and found.logits
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     base, live, merged = base_and_merged(tmp_path, LlamaConfig(**SMALL))
     kept = load_file(live / "adapter_model.safetensors")
