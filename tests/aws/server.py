@@ -41,6 +41,7 @@ from urllib.parse import parse_qs
 
 import moto.backends
 import moto.core.responses
+import moto.s3.utils
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
@@ -229,12 +230,21 @@ def _remember_what_moto_looks_up() -> None:
     moto.core.responses.method_names_from_class = functools.cache(moto.core.responses.method_names_from_class)
 
 
+def _list_keys_as_they_were() -> None:
+    """It lists a copy of a bucket's keys, but looks each up in the bucket: another request may have deleted it."""
+    store: Any = moto.s3.utils._VersionedKeyStore
+    store.items = store.iteritems = lambda keys: ((key, versions[-1]) for key, versions in dict(keys).items())
+    store.values = store.itervalues = lambda keys: (versions[-1] for versions in dict(keys).values())
+    store.lists = store.iterlists = lambda keys: iter(dict(keys).items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     port = parser.parse_args().port
     os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # over a thousand at each reset; no test has instances of EC2
     _remember_what_moto_looks_up()
+    _list_keys_as_they_were()
     account.offer_newer_types()
     account.add_managed_policies()
     threading.excepthook = _end_with_a_thread

@@ -28,6 +28,28 @@ server.main()
 """
 
 
+_DELETED_WHILE_LISTED = """
+import moto.s3.utils
+from tests.aws import server
+
+server._list_keys_as_they_were()
+for listing in ("items", "values", "lists"):
+    keys = moto.s3.utils._VersionedKeyStore()
+    keys["kept"], keys["deleted"] = 1, 2
+    listed = getattr(keys, listing)()
+    next(listed)
+    del keys["deleted"]
+    print(listing, *listed)
+"""
+
+
+def test_keys_that_are_deleted_while_they_are_listed_are_listed() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _DELETED_WHILE_LISTED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "items ('deleted', 2)\nvalues 2\nlists ('deleted', [2])\n", found.stderr
+
+
 def test_a_bug_ends_it_with_its_traceback() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _WITH_A_BUG],
