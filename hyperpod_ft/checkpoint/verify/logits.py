@@ -42,7 +42,6 @@ _EPSILON = {"BF16": 2.0**-7, "F16": 2.0**-10}
 _WRAPPERS = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)")
 
 _ADAPTER = "default"  # PEFT's name for the only one
-_INSIDE = ("base_layer", f"lora_A.{_ADAPTER}", f"lora_B.{_ADAPTER}")  # the layers in one of PEFT's
 
 Tensors = Mapping[str, LogicalTensor]
 
@@ -227,15 +226,14 @@ def _run(
 
 
 def _users(model: nn.Module) -> dict[str, nn.Module]:
-    """PEFT's layers that read the weights of the layers inside them, by the names of those.
+    """PEFT's wrappers of experts, which add the update to the parameters inside them, by the names of what they wrap.
 
-    DoRA's compute norms of them, and those of parameters the sum with the update; of nested ones, the outermost.
+    Of nested ones, the outermost.
     """
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if isinstance(module, ParamWrapper) or any(getattr(module, "use_dora", {}).values()):
-            user = found.get(name, module)
-            found |= dict.fromkeys((f"{name}.{part}" for part in _INSIDE), user)
+        if isinstance(module, ParamWrapper):
+            found[f"{name}.base_layer"] = found.get(name, module)
     return found
 
 

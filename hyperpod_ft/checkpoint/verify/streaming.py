@@ -1,20 +1,24 @@
 """Streams the weights of a transformers model from their files, block by block, when a layer is called.
 
 The model is built on the meta device: structure without weights. A linear layer then computes its outputs one block of
-weight rows at a time, and an embedding reads only the rows it needs, so that memory holds one or two blocks. All other
+weight rows at a time, and an embedding reads only the rows it needs, so that memory holds one or two blocks. Another
+module that computes with such a weight itself, as DoRA's and Mamba's do, gets it whole for that operation. All other
 parameters (norms, biases) are small and loaded whole. Everything is computed in fp32.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import init_empty_weights
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -81,13 +85,17 @@ class Weights:
                 f"tensor {tensor.name} is {tensor.dtype}, for which logits cannot be computed here",
                 "compare with another program",
             )
-        row = tensor.elements // max(1, tensor.shape[0])
+        row = math.prod(tensor.shape[1:])
         stored = np.empty((last - first) * row, STORED[tensor.dtype])
         reading.fill(tensor, first * row, last * row, stored)
         values = torch.from_numpy(widen(stored, tensor.dtype)).float().reshape(last - first, *tensor.shape[1:])
         if self._change:
             self._change(tensor, first, values)
         return values
+
+    def whole(self, tensor: LogicalTensor) -> torch.Tensor:
+        """All of it, also of one without dimensions, fp32."""
+        return self.rows(tensor, 0, tensor.shape[0] if tensor.shape else 1).reshape(tensor.shape)
 
     def blocks(self, tensor: LogicalTensor) -> Iterator[torch.Tensor]:
         """All rows in order; the next block is read while the current one is used."""
@@ -107,8 +115,8 @@ class Weights:
 def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, nn.Module]) -> int:
     """Make all parameters on the meta device come from `weights`. Returns the bytes that one call of the model reads.
 
-    `users`: by layer name, the module that reads the layer's weight directly; the weight is loaded during its call, and
-    so are the parameters of all experts of a layer.
+    `users`: by the name of a module with a layer's experts, the module that reads their parameters; these are loaded
+    during its call, otherwise during that of the experts.
     Raises UserError when a parameter has no tensor, or one of a different shape.
     """
     total = 0
@@ -121,29 +129,61 @@ def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, n
                     f" {list(parameter.shape)}",
                     "use the config.json that belongs to these weights",
                 )
-            if prefix in users and (name == "weight" or parameter.ndim == 3):
+            if prefix in users and parameter.ndim == 3:
                 _load_for(users[prefix], module, name, weights, tensor)
             elif parameter.ndim == 3 and prefix.endswith(".experts"):
                 _load_for(module, module, name, weights, tensor)
                 total += tensor.nbytes
             # subclasses may do more than look up or multiply
-            elif name == "weight" and type(module) is nn.Linear:
-                module.forward = partial(_linear, module, weights, tensor)  # type: ignore[method-assign]
-                total += tensor.nbytes
-            elif name == "weight" and type(module) is nn.Embedding:
-                module.forward = partial(_embedding, weights, tensor)  # type: ignore[method-assign]
+            elif name == "weight" and type(module) in (nn.Linear, nn.Embedding):
+                module.weight = _Streamed.of(weights, tensor)
+                if isinstance(module, nn.Linear):
+                    module.forward = partial(_linear, module, weights, tensor)  # type: ignore[method-assign]
+                    total += tensor.nbytes
+                else:
+                    module.forward = partial(_embedding, weights, tensor)
             else:
                 module.register_parameter(name, _loaded(weights, tensor))
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 with suppress(UserError):  # the class computes one that no file holds
                     tensor = find(f"{prefix}.{name}")
-                    module._buffers[name] = weights.rows(tensor, 0, tensor.shape[0]).to(buffer.dtype)
+                    module._buffers[name] = weights.whole(tensor).to(buffer.dtype)
     return total
 
 
+# What a weight that is not there can tell of itself.
+_KNOWN = (
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn")),
+)
+
+
+class _Streamed(nn.Parameter):
+    """A weight whose layer reads it in blocks. Every other operation on it reads it whole, and frees it again.
+
+    On the meta device it would do harm: torch multiplies it with a tensor of the CPU, and returns uninitialized memory.
+    """
+
+    load: Callable[[], nn.Parameter]
+
+    @classmethod
+    def of(cls, weights: Weights, tensor: LogicalTensor) -> "_Streamed":
+        streamed = cls(torch.empty(()).expand(tensor.shape), requires_grad=False)  # one element, whatever the shape
+        streamed.load = partial(_loaded, weights, tensor)
+        return streamed
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _KNOWN:
+            return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        args, kwargs = tree_map_only(cls, lambda streamed: streamed.load(), (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
 def _loaded(weights: Weights, tensor: LogicalTensor) -> nn.Parameter:
-    return nn.Parameter(weights.rows(tensor, 0, tensor.shape[0]), requires_grad=False)
+    return nn.Parameter(weights.whole(tensor), requires_grad=False)
 
 
 def _load_for(user: nn.Module, module: nn.Module, name: str, weights: Weights, tensor: LogicalTensor) -> None:

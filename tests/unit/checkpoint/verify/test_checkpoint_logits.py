@@ -12,10 +12,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
+    ApertusConfig,
     AutoModelForCausalLM,
     GPT2Config,
     GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
+    MambaConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -108,10 +111,19 @@ def test_logits_tell_a_right_merge_from_wrong_ones(
             GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=4, n_positions=16),  # fewer than are compared
             {"target_modules": ["c_attn"], "fan_in_fan_out": True},
         ),
+        # their mixers and experts compute with the weight of a linear layer themselves
+        (MambaConfig(**SHAPE, num_hidden_layers=2, state_size=8, time_step_rank=8), {"target_modules": ["in_proj"]}),
+        (
+            Llama4TextConfig(**SMALL, intermediate_size_mlp=128, num_local_experts=2, head_dim=16, pad_token_id=0),
+            {"target_modules": ["q_proj"]},
+        ),
+        (ApertusConfig(**SMALL), {"target_modules": ["q_proj"]}),  # its activations have tensors without dimensions
     ],
-    ids=["dora", "patterns", "embedding", "whole modules", "biases", "gpt2"],
+    ids=["dora", "patterns", "embedding", "whole modules", "biases", "gpt2", "mamba", "llama4", "apertus"],
 )
-def test_logits_of_other_kinds_of_adapters(tmp_path: Path, config: PretrainedConfig, lora: dict[str, Any]) -> None:
+def test_logits_of_other_kinds_of_adapters_and_models(
+    tmp_path: Path, config: PretrainedConfig, lora: dict[str, Any]
+) -> None:
     base, live, merged = base_and_merged(tmp_path, config, **lora)
     assert verify(merged, adapter=live, base=base, logits=True).findings == ()
     assert "its logits are not" in verify(base, adapter=live, base=base, logits=True).findings[-1]
