@@ -38,7 +38,7 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     stated = config.get("tie_word_embeddings")  # its default depends on the architecture
     if stated and model_directory.is_encoder_decoder(config):
         stated = model_directory.is_tied(config, tensors)
-    if embedding and output not in tensors and stated is False and _is_causal(config):
+    if embedding and stated is False and _is_causal(config) and not _has_output(tensors, embedding):
         yield f"{where}: tie_word_embeddings is false, but there is no {output}"
     if embedding and output in tensors and stated and not _equal(tensors[embedding], tensors[output]):
         yield f"{where}: tie_word_embeddings is true, but {output} differs from {embedding}, which replaces it"
@@ -48,6 +48,15 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     # extra layers are valid: some models use them to predict several tokens
     if layers and type(count) is int and (present := sum(layer < count for layer in layers)) < count:
         yield f"{where}: num_hidden_layers is {count}, but only {present} layers have weights"
+
+
+def _has_output(tensors: Tensors, embedding: str) -> bool:
+    """Whether there is lm_head or, as GPT-NeoX's embed_out, another matrix outside the layers with a row a token."""
+    if model_directory.OUTPUT in tensors:
+        return True
+    rows = tensors[embedding].shape[:1]
+    others = (name for name, tensor in tensors.items() if len(tensor.shape) == 2 and tensor.shape[:1] == rows)
+    return any(name != embedding and model_directory.layer_of(name) is None for name in others)
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:

@@ -226,10 +226,7 @@ def _run(
 
 
 def _users(model: nn.Module) -> dict[str, nn.Module]:
-    """PEFT's wrappers of experts, which add the update to the parameters inside them, by the names of what they wrap.
-
-    Of nested ones, the outermost.
-    """
+    """PEFT's wrappers that change a module's parameters while it computes, by its name; of nested, the outermost."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if isinstance(module, ParamWrapper):

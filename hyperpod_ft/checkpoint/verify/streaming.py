@@ -115,8 +115,8 @@ class Weights:
 def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, nn.Module]) -> int:
     """Make all parameters on the meta device come from `weights`. Returns the bytes that one call of the model reads.
 
-    `users`: by the name of a module with a layer's experts, the module that reads their parameters; these are loaded
-    during its call, otherwise during that of the experts.
+    `users`: by a module's name, another one that changes its parameters before it computes; they are loaded during the
+    other's call, and those of all experts of a layer during theirs.
     Raises UserError when a parameter has no tensor, or one of a different shape.
     """
     total = 0
@@ -129,7 +129,7 @@ def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, n
                     f" {list(parameter.shape)}",
                     "use the config.json that belongs to these weights",
                 )
-            if prefix in users and parameter.ndim == 3:
+            if prefix in users:
                 _load_for(users[prefix], module, name, weights, tensor)
             elif parameter.ndim == 3 and prefix.endswith(".experts"):
                 _load_for(module, module, name, weights, tensor)

@@ -15,6 +15,7 @@ from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
     GPT2Config,
+    GPTNeoXConfig,
     GraniteConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -111,6 +112,8 @@ def test_logits_tell_a_right_merge_from_wrong_ones(
             GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=4, n_positions=16),  # fewer than are compared
             {"target_modules": ["c_attn"], "fan_in_fan_out": True},
         ),
+        (LlamaConfig(**SMALL), {"target_modules": ["q_proj"], "target_parameters": ["up_proj.weight"]}),
+        (GPTNeoXConfig(**SMALL), {"target_modules": ["query_key_value"]}),  # with an output matrix of another name
         # their mixers and experts compute with the weight of a linear layer themselves
         (MambaConfig(**SHAPE, num_hidden_layers=2, state_size=8, time_step_rank=8), {"target_modules": ["in_proj"]}),
         (
@@ -119,7 +122,19 @@ def test_logits_tell_a_right_merge_from_wrong_ones(
         ),
         (ApertusConfig(**SMALL), {"target_modules": ["q_proj"]}),  # its activations have tensors without dimensions
     ],
-    ids=["dora", "patterns", "embedding", "whole modules", "biases", "gpt2", "mamba", "llama4", "apertus"],
+    ids=[
+        "dora",
+        "patterns",
+        "embedding",
+        "whole modules",
+        "biases",
+        "gpt2",
+        "parameters",
+        "gpt neox",
+        "mamba",
+        "llama4",
+        "apertus",
+    ],
 )
 def test_logits_of_other_kinds_of_adapters_and_models(
     tmp_path: Path, config: PretrainedConfig, lora: dict[str, Any]
